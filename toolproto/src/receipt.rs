@@ -1,0 +1,663 @@
+//! Receipts: what one call did, as agentd's launcher saw it.
+//!
+//! A receipt is an in-toto Statement v1 (<https://in-toto.io/Statement/v1>) in a DSSE envelope. Its predicate names the
+//! call, what was enforced, the outcome, the workspace's digests before and after with every change between, and the
+//! usage. Receipts of a job are chained: each names the sha256 of the previous envelope's payload and signatures.
+//!
+//! Inside stands the launcher's own [`Evidence`]: what the privileged side saw and measured itself, beside the digests
+//! that the unprivileged daemon supplied, marked as claims.
+
+use data_encoding::BASE64;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::code::Code;
+use crate::digest::{CanonicalError, Digest, canonical_json};
+use crate::ids::{CallId, JobId};
+
+/// The `predicateType` of a receipt.
+pub const PREDICATE_TYPE: &str = "https://agentd.dev/receipt/v1";
+/// The `predicateType` of the sealing receipt that closes a job's chain.
+pub const SEAL_PREDICATE_TYPE: &str = "https://agentd.dev/seal/v1";
+/// The `_type` of an in-toto Statement v1.
+pub const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
+/// The DSSE `payloadType` of in-toto statements.
+pub const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
+
+/// What stands before an evidence record's canonical JSON when it is signed, so that no signature over evidence can be
+/// taken for one over an envelope.
+pub const EVIDENCE_DOMAIN: &[u8] = b"agentd evidence v1\n";
+
+/// The bytes that a DSSE signature covers: the pre-authentication encoding of the DSSE specification, version 1.
+#[must_use]
+pub fn pre_authentication_encoding(payload_type: &str, payload: &[u8]) -> Vec<u8> {
+    let mut encoded = format!("DSSEv1 {} {payload_type} {} ", payload_type.len(), payload.len()).into_bytes();
+    encoded.extend_from_slice(payload);
+    encoded
+}
+
+/// The bytes that the launcher's signature over an evidence record covers: [`EVIDENCE_DOMAIN`], then the record's
+/// canonical JSON.
+///
+/// # Errors
+/// Never in practice: a record holds only what has a canonical form.
+pub fn evidence_signing_bytes(record: &Evidence) -> Result<Vec<u8>, CanonicalError> {
+    let mut bytes = EVIDENCE_DOMAIN.to_vec();
+    bytes.extend(canonical_json(record)?);
+    Ok(bytes)
+}
+
+/// The id of an Ed25519 public key: `ed25519:` and the first 16 bytes of the sha256 of its 32 bytes, in hexadecimal.
+#[must_use]
+pub fn key_id(public_key: &[u8; 32]) -> String {
+    let digest = Digest::sha256(public_key);
+    format!("ed25519:{}", data_encoding::HEXLOWER.encode(&digest.as_bytes()[..16]))
+}
+
+/// What became of the call's process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum OutcomeKind {
+    /// It exited by itself.
+    Exited,
+    /// A signal ended it that agentd did not send.
+    Signalled,
+    /// Its deadline passed.
+    TimedOut,
+    /// Its memory limit was reached.
+    OutOfMemory,
+    /// It was cancelled.
+    Cancelled,
+    /// The sandbox could not be set up, or the program could not be executed.
+    LaunchFailed,
+    /// agentd's policy refused it before anything started.
+    Refused,
+    /// agentd ended while it ran.
+    Interrupted,
+}
+
+/// How a call ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Outcome {
+    /// What became of the process.
+    pub kind: OutcomeKind,
+    /// The failure's code; absent on success.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub code: Option<Code>,
+    /// The status the process exited with.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub exit_status: Option<i32>,
+    /// The signal that ended it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub signal: Option<i32>,
+}
+
+/// Which resource figure stands behind `memory_peak`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum MemorySource {
+    /// `memory.peak` of the call's cgroup: everything in it.
+    Cgroup,
+    /// `ru_maxrss` of the tool's process and the children it waited for: the largest single one.
+    Rusage,
+}
+
+/// What a call used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Usage {
+    /// Wall-clock milliseconds from launch to end.
+    pub wall_ms: u64,
+    /// Processor time in microseconds, user and system.
+    pub cpu_usec: u64,
+    /// Highest memory use, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub memory_peak: Option<u64>,
+    /// Where `memory_peak` comes from.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub memory_source: Option<MemorySource>,
+    /// Most processes and threads at once.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pids_peak: Option<u64>,
+    /// Bytes read from block devices.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub io_read: Option<u64>,
+    /// Bytes written to block devices.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub io_write: Option<u64>,
+    /// Bytes sent through egress.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub net_sent: Option<u64>,
+    /// Bytes received through egress.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub net_received: Option<u64>,
+}
+
+/// What kind of file an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A Unix socket.
+    Socket,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+/// One version of an entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EntryState {
+    /// What kind of file it is.
+    #[serde(rename = "type")]
+    pub kind: EntryKind,
+    /// Permission bits, as an octal string such as `0644`.
+    pub mode: String,
+    /// The digest of a file's content or a symlink's target; absent for other kinds.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub digest: Option<Digest>,
+    /// A file's length, a symlink's target length.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub bytes: Option<u64>,
+}
+
+/// One entry that differs between before and after.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// The path below the workspace, escaped as [`escape_path`] does.
+    pub path: String,
+    /// The version before; absent when created.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub old: Option<EntryState>,
+    /// The version after; absent when deleted.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub new: Option<EntryState>,
+}
+
+/// What became of the call's effect on the workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WorkspaceState {
+    /// All changes are in the workspace.
+    Committed,
+    /// None of them are.
+    Discarded,
+    /// The call could not change it.
+    ReadOnly,
+    /// The call had no workspace, or an empty one that was thrown away.
+    None,
+    /// The call wrote to it directly: what it changed stays, whatever the outcome.
+    Direct,
+    /// A conflict with changes from outside; both versions are kept.
+    Conflict,
+    /// An earlier state was restored.
+    RolledBack,
+}
+
+/// The workspace's part of a receipt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkspaceChange {
+    /// What became of the call's effect.
+    pub state: WorkspaceState,
+    /// The tree's digest before the call; absent without a workspace.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub before: Option<Digest>,
+    /// The tree's digest after the call.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub after: Option<Digest>,
+    /// Entries that exist after and not before, by path.
+    #[serde(default)]
+    pub created: Vec<Change>,
+    /// Entries that differ, by path.
+    #[serde(default)]
+    pub modified: Vec<Change>,
+    /// Entries that exist before and not after, by path.
+    #[serde(default)]
+    pub deleted: Vec<Change>,
+    /// Entries that changed between calls by nobody agentd knows, by path.
+    #[serde(default)]
+    pub unattributed: Vec<Change>,
+}
+
+impl WorkspaceChange {
+    /// For a call without a workspace.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self {
+            state: WorkspaceState::None,
+            before: None,
+            after: None,
+            created: Vec::new(),
+            modified: Vec::new(),
+            deleted: Vec::new(),
+            unattributed: Vec::new(),
+        }
+    }
+
+    /// Whether the call left the tree other than it was.
+    #[must_use]
+    pub const fn is_changed(&self) -> bool {
+        !(self.created.is_empty() && self.modified.is_empty() && self.deleted.is_empty())
+    }
+}
+
+/// One thing that was refused during the call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Denial {
+    /// What kind of thing: `path`, `host`, `syscall`, `limit`, `protected_name`.
+    pub what: String,
+    /// Which one.
+    pub detail: String,
+    /// The rule that would allow it.
+    pub rule: String,
+}
+
+/// What stands before an extension's name in its receipts. No tool's name has a colon.
+pub const EXTENSION_PREFIX: &str = "extension:";
+
+/// A tool's program, by name and content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToolIdentity {
+    /// The tool's name; `exec` for ad-hoc commands, `rollback`, or [`EXTENSION_PREFIX`] and an extension's name.
+    pub name: String,
+    /// The manifest's version.
+    pub version: u32,
+    /// The tree digest of its folder; absent for ad-hoc commands.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub digest: Option<Digest>,
+}
+
+/// A policy, by name and content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyIdentity {
+    /// The policy's name.
+    pub name: String,
+    /// The digest of its effective form as canonical JSON, after `extends`.
+    pub digest: Digest,
+}
+
+/// What the tool's manifest says about its effects, and what was seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Semantics {
+    /// What was declared: `read_only`, `mutates_workspace`, `stateful_action`, or `undeclared`.
+    pub declared: String,
+    /// What was seen: `unchanged` or `changed`.
+    pub observed: String,
+}
+
+/// Digests that the unprivileged daemon supplies: the launcher records them without having seen what is behind them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claims {
+    /// Of the arguments as canonical JSON.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub arguments_digest: Option<Digest>,
+    /// Of the result as the model sees it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub result_digest: Option<Digest>,
+    /// The code that agentd gave the call after reading the reply.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub code: Option<Code>,
+    /// What went through agentd to listed hosts; absent when none were listed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub network: Option<NetworkClaims>,
+}
+
+/// What agentd saw of a call's network.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkClaims {
+    /// Bytes from the tool to listed hosts.
+    pub sent: u64,
+    /// Bytes from listed hosts to the tool.
+    pub received: u64,
+    /// What was not let out, or could not be reached.
+    pub denied: Vec<Denial>,
+}
+
+/// The launcher's record of a call: what the privileged side saw and measured itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// Version of this record's layout.
+    pub version: u32,
+    /// The job.
+    pub job_id: JobId,
+    /// The call.
+    pub call_id: CallId,
+    /// The call's number within the job, from 1.
+    pub sequence: u64,
+    /// Digest of the previous evidence record of the job; absent for the first.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub previous: Option<Digest>,
+    /// The caller's uid.
+    pub uid: u32,
+    /// The program.
+    pub tool: ToolIdentity,
+    /// The policy it ran under.
+    pub policy: PolicyIdentity,
+    /// What the kernel really enforced, by property name.
+    pub enforced: Vec<String>,
+    /// What the policy requires and the host could not enforce (only under `--limits best-effort`).
+    pub not_enforced: Vec<String>,
+    /// When the launch began.
+    pub started: Timestamp,
+    /// When the last process had gone.
+    pub ended: Timestamp,
+    /// How the process ended. Its code is the launcher's own view, without the reply's content.
+    pub outcome: Outcome,
+    /// The workspace before and after.
+    pub workspace: WorkspaceChange,
+    /// What was refused.
+    pub denied: Vec<Denial>,
+    /// What was used.
+    pub usage: Usage,
+    /// The call's cgroup below the delegated root, or `none`.
+    pub cgroup: String,
+    /// The call whose record said that its changes are in the workspace, and whose changes did not get there: this one
+    /// takes that back. Absent in every other record.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub withdraws: Option<CallId>,
+    /// What agentd supplied.
+    pub claims: Claims,
+}
+
+impl Evidence {
+    /// What was refused, by the kernel and by agentd.
+    #[must_use]
+    pub fn all_denied(&self) -> Vec<Denial> {
+        let by_agentd = self.claims.network.iter().flat_map(|network| &network.denied);
+        self.denied.iter().chain(by_agentd).cloned().collect()
+    }
+
+    /// What was used, with what went through agentd.
+    #[must_use]
+    pub fn all_usage(&self) -> Usage {
+        let network = self.claims.network.as_ref();
+        Usage {
+            net_sent: network.map(|network| network.sent).or(self.usage.net_sent),
+            net_received: network.map(|network| network.received).or(self.usage.net_received),
+            ..self.usage.clone()
+        }
+    }
+}
+
+/// What the model was given of the tool's answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResultIdentity {
+    /// sha256 of the result as canonical JSON.
+    pub digest: Digest,
+    /// Bytes that the tool wrote.
+    pub bytes: u64,
+    /// `complete`, or `partial` when a preview stands for it.
+    pub completeness: String,
+}
+
+/// The predicate of a call's receipt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receipt {
+    /// Version of the receipt's layout.
+    pub version: u32,
+    /// The job.
+    pub job_id: JobId,
+    /// The call.
+    pub call_id: CallId,
+    /// The call's number within the job, from 1.
+    pub sequence: u64,
+    /// sha256 of the previous envelope; absent for the first.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub previous: Option<Digest>,
+    /// The program.
+    pub tool: ToolIdentity,
+    /// sha256 of the arguments as canonical JSON.
+    pub arguments_digest: Digest,
+    /// Declared and seen effects.
+    pub semantics: Semantics,
+    /// The policy it ran under.
+    pub policy: PolicyIdentity,
+    /// What the kernel really enforced.
+    pub enforced: Vec<String>,
+    /// What best-effort let go.
+    pub not_enforced: Vec<String>,
+    /// When the launch began.
+    pub started: Timestamp,
+    /// When the last process had gone.
+    pub ended: Timestamp,
+    /// How the call ended, the reply's content included.
+    pub outcome: Outcome,
+    /// What the model was given.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub result: Option<ResultIdentity>,
+    /// The workspace before and after.
+    pub workspace: WorkspaceChange,
+    /// The call whose receipt this one takes back; absent in every other receipt.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub withdraws: Option<CallId>,
+    /// The launcher's own record.
+    pub evidence: SignedEvidence,
+    /// What was refused.
+    pub denied: Vec<Denial>,
+    /// What was used.
+    pub usage: Usage,
+    /// The host's name.
+    pub host: String,
+    /// The kernel's boot id.
+    pub boot_id: String,
+    /// agentd's version.
+    pub agentd_version: String,
+    /// The key that signed it; absent until receipts are signed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub key_id: Option<String>,
+    /// Remarks that are no failures, such as stray lines before the reply.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub notes: Vec<String>,
+}
+
+/// An evidence record and its signature over the record's canonical JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignedEvidence {
+    /// The record.
+    pub record: Evidence,
+    /// Ed25519 over the domain separator and the record's canonical JSON, base64; absent until receipts are signed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub signature: Option<String>,
+}
+
+/// The predicate of a job's sealing receipt: how many receipts there are and which is the last, so that a bundle that was
+/// cut short is seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seal {
+    /// Version of the seal's layout.
+    pub version: u32,
+    /// The job.
+    pub job_id: JobId,
+    /// How many receipts the job has, without the seal.
+    pub count: u64,
+    /// sha256 of the last receipt's envelope; absent when there is none.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub previous: Option<Digest>,
+    /// Digest of the last evidence record as canonical JSON; absent when there is none.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub evidence_head: Option<Digest>,
+    /// When the job ended.
+    pub sealed: Timestamp,
+    /// The key that signed it; absent until receipts are signed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub key_id: Option<String>,
+}
+
+/// What the receipt is about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subject {
+    /// `workspace`.
+    pub name: String,
+    /// Algorithm name to hexadecimal digest.
+    pub digest: std::collections::BTreeMap<String, String>,
+}
+
+/// An in-toto Statement v1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Statement<P> {
+    /// [`STATEMENT_TYPE`].
+    #[serde(rename = "_type")]
+    pub kind: String,
+    /// The workspace after the call; empty without one.
+    pub subject: Vec<Subject>,
+    /// [`PREDICATE_TYPE`] or [`SEAL_PREDICATE_TYPE`].
+    #[serde(rename = "predicateType")]
+    pub predicate_type: String,
+    /// The receipt.
+    pub predicate: P,
+}
+
+impl Statement<Receipt> {
+    /// The statement around a receipt.
+    #[must_use]
+    pub fn about(receipt: Receipt) -> Self {
+        let subject = receipt.workspace.after.map(|digest| Subject {
+            name: "workspace".to_owned(),
+            digest: [("blake3".to_owned(), data_encoding::HEXLOWER.encode(digest.as_bytes()))].into(),
+        });
+        Self {
+            kind: STATEMENT_TYPE.to_owned(),
+            subject: subject.into_iter().collect(),
+            predicate_type: PREDICATE_TYPE.to_owned(),
+            predicate: receipt,
+        }
+    }
+}
+
+/// One signature of an envelope.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Signature {
+    /// The key's id.
+    pub keyid: String,
+    /// base64.
+    pub sig: String,
+}
+
+/// A DSSE envelope (<https://github.com/secure-systems-lab/dsse>).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Envelope {
+    /// The statement, base64.
+    pub payload: String,
+    /// [`PAYLOAD_TYPE`].
+    #[serde(rename = "payloadType")]
+    pub payload_type: String,
+    /// Empty until receipts are signed.
+    pub signatures: Vec<Signature>,
+}
+
+/// An envelope that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum EnvelopeError {
+    /// The payload is not base64.
+    #[error("the envelope's payload is not base64")]
+    Payload(#[source] data_encoding::DecodeError),
+    /// The payload is not a statement.
+    #[error("the envelope's payload is not a receipt statement")]
+    Statement(#[source] serde_json::Error),
+}
+
+impl Envelope {
+    /// An unsigned envelope around a statement's canonical JSON.
+    ///
+    /// # Errors
+    /// When the statement has no canonical form.
+    pub fn unsigned<P: Serialize>(statement: &Statement<P>) -> Result<Self, CanonicalError> {
+        let payload = canonical_json(statement)?;
+        Ok(Self { payload: BASE64.encode(&payload), payload_type: PAYLOAD_TYPE.to_owned(), signatures: Vec::new() })
+    }
+
+    /// The payload's bytes.
+    ///
+    /// # Errors
+    /// When they are not base64.
+    pub fn payload_bytes(&self) -> Result<Vec<u8>, EnvelopeError> {
+        BASE64.decode(self.payload.as_bytes()).map_err(EnvelopeError::Payload)
+    }
+
+    /// The receipt inside.
+    ///
+    /// # Errors
+    /// When the payload is not a receipt's statement.
+    pub fn receipt(&self) -> Result<Receipt, EnvelopeError> {
+        let statement: Statement<Receipt> =
+            serde_json::from_slice(&self.payload_bytes()?).map_err(EnvelopeError::Statement)?;
+        Ok(statement.predicate)
+    }
+
+    /// The bytes that a signature of this envelope covers.
+    ///
+    /// # Errors
+    /// When the payload is not base64.
+    pub fn signing_bytes(&self) -> Result<Vec<u8>, EnvelopeError> {
+        Ok(pre_authentication_encoding(&self.payload_type, &self.payload_bytes()?))
+    }
+
+    /// The digest that the next receipt of the job names as `previous`: sha256 of the envelope's canonical JSON.
+    ///
+    /// # Errors
+    /// Never in practice: an envelope holds only strings.
+    pub fn digest(&self) -> Result<Digest, CanonicalError> {
+        Digest::of_json(self)
+    }
+}
+
+/// A path as it stands in change lists: UTF-8 as it is, except that a backslash, control characters and bytes that are
+/// not UTF-8 become `\xHH`, so that every path is one line of text and none collides with another.
+#[must_use]
+pub fn escape_path(raw: &[u8]) -> String {
+    let mut escaped = String::with_capacity(raw.len());
+    for chunk in raw.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            if character == '\\' || character.is_control() {
+                let mut buffer = [0; 4];
+                for byte in character.encode_utf8(&mut buffer).bytes() {
+                    push_hex(&mut escaped, byte);
+                }
+            } else {
+                escaped.push(character);
+            }
+        }
+        for byte in chunk.invalid() {
+            push_hex(&mut escaped, *byte);
+        }
+    }
+    escaped
+}
+
+fn push_hex(text: &mut String, byte: u8) {
+    text.push_str("\\x");
+    text.push_str(&data_encoding::HEXLOWER.encode(&[byte]));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_encoding_is_that_of_the_dsse_specification() {
+        // The specification's own example.
+        let encoded = pre_authentication_encoding("http://example.com/HelloWorld", b"hello world");
+        assert_eq!(encoded, b"DSSEv1 29 http://example.com/HelloWorld 11 hello world");
+    }
+
+    #[test]
+    fn odd_names_are_escaped_without_collision() {
+        assert_eq!(escape_path("a/é b".as_bytes()), "a/é b");
+        assert_eq!(escape_path(b"a\nb"), r"a\x0ab");
+        assert_eq!(escape_path(b"a\\x0ab"), r"a\x5cx0ab");
+        assert_eq!(escape_path(b"\xff\xfe"), r"\xff\xfe");
+    }
+}
