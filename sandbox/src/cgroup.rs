@@ -1,0 +1,647 @@
+//! Control groups, version 2: one leaf per call, born into and killed as a whole.
+//!
+//! ```text
+//! <root>                      the delegated cgroup (systemd, Delegate=yes), else agentd-<hash of the state directory>
+//! ├── supervisor              the launcher and agentd; only with delegation, since inner cgroups hold no processes
+//! ├── agent-<job>.slice       a job's limits, without oom.group: a full job must not kill calls that did nothing wrong
+//! │   ├── call-<sequence>     a call's limits, with oom.group: no call lives on with half of its processes
+//! │   └── warm-<number>       the same for a process that was started ahead, and for the call that it serves
+//! └── direct-<uid>.slice      what was started ahead for a user's direct calls
+//! ```
+//!
+//! Source: `Documentation/admin-guide/cgroup-v2.rst` of the kernel. Version 1 hierarchies are left alone.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use toolproto::receipt::Denial;
+use toolproto::units::{Bytes, DiskRates};
+
+use crate::policy::CallLimits;
+use crate::protocol::SliceLimits;
+
+/// How long the sweep waits for the processes of one leftover to be gone. They die at once, but a sandbox's PID 1 is gone only
+/// when the host's PID 1 has reaped the tool that it inherited from a killed launcher, and not every host's is quick.
+const SWEEP_WAIT: Duration = Duration::from_secs(15);
+/// The period of cpu.max, in microseconds.
+const CPU_PERIOD: u64 = 100_000;
+/// The host's whole disks (sysfs(5)).
+const DISKS: &str = "/sys/block";
+
+/// A resource that cgroups limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Controller {
+    /// Processor time.
+    Cpu,
+    /// Memory and swap.
+    Memory,
+    /// Processes and threads.
+    Pids,
+    /// Block devices.
+    Io,
+}
+
+impl Controller {
+    /// All that agentd uses.
+    pub const ALL: [Self; 4] = [Self::Cpu, Self::Memory, Self::Pids, Self::Io];
+
+    /// The kernel's name for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Memory => "memory",
+            Self::Pids => "pids",
+            Self::Io => "io",
+        }
+    }
+}
+
+impl fmt::Display for Controller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What went wrong with a cgroup.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// This host has no version 2 hierarchy.
+    #[error("no cgroup2 file system is mounted")]
+    NotMounted,
+    /// A directory cannot be made.
+    #[error("failed to create cgroup {}", path.display())]
+    Create {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file cannot be read.
+    #[error("failed to read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A value is not taken.
+    #[error("failed to write `{value}` to {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The value.
+        value: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A directory cannot be removed.
+    #[error("failed to remove cgroup {}", path.display())]
+    Remove {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// The place where this program may make cgroups.
+#[derive(Clone, Debug)]
+struct Place {
+    /// The directory below which the root lies, or which is the root when delegated.
+    directory: PathBuf,
+    delegated: bool,
+}
+
+impl Place {
+    fn find() -> Result<Self, CgroupError> {
+        let mountinfo = read(Path::new("/proc/self/mountinfo"))?;
+        let mount = cgroup2_mount(&mountinfo).ok_or(CgroupError::NotMounted)?;
+        let own = read(Path::new("/proc/self/cgroup"))?;
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+        let own = mount.join(own);
+        // A restarted launcher finds itself in its predecessor's leaf.
+        let unit = if own.ends_with("supervisor") { own.parent().unwrap_or(&own).to_owned() } else { own };
+        if unit != mount && is_delegated(&unit) {
+            return Ok(Self { directory: unit, delegated: true });
+        }
+        Ok(Self { directory: mount, delegated: false })
+    }
+}
+
+/// The controllers that a tree opened now could use.
+///
+/// # Errors
+/// When there is no cgroup2 mount or it cannot be read.
+pub fn available_controllers() -> Result<BTreeSet<Controller>, CgroupError> {
+    controllers_in(&Place::find()?.directory.join("cgroup.controllers"))
+}
+
+/// systemd marks what it delegates with this attribute (systemd.resource-control(5), `Delegate=`).
+fn is_delegated(directory: &Path) -> bool {
+    ["trusted.delegate", "user.delegate"].iter().any(|name| {
+        let mut value = [0; 8];
+        rustix::fs::getxattr(directory, *name, &mut value).is_ok_and(|length| &value[..length] == b"1")
+    })
+}
+
+fn cgroup2_mount(mountinfo: &str) -> Option<PathBuf> {
+    mountinfo.lines().find_map(|line| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ');
+        let (root, point) = (fields.nth(3)?, fields.next()?);
+        // proc(5): space, tab, newline and backslash are octal escapes; no sane cgroup mount has them.
+        (file_system.starts_with("cgroup2 ") && root == "/").then(|| PathBuf::from(point))
+    })
+}
+
+/// agentd's root cgroup.
+#[derive(Debug)]
+pub struct Tree {
+    root: PathBuf,
+    delegated: bool,
+    controllers: BTreeSet<Controller>,
+}
+
+impl Tree {
+    /// Makes or opens the root that belongs to a state directory, and enables in it every controller that is to be had.
+    /// With delegation the calling process moves into the `supervisor` leaf.
+    ///
+    /// # Errors
+    /// When no cgroup2 file system is mounted or the root cannot be made.
+    pub fn open(state_dir: &Path) -> Result<Self, CgroupError> {
+        let place = Place::find()?;
+        let root = if place.delegated {
+            let supervisor = place.directory.join("supervisor");
+            create(&supervisor)?;
+            write(&supervisor.join("cgroup.procs"), &std::process::id().to_string())?;
+            place.directory
+        } else {
+            let state_dir = state_dir.canonicalize().unwrap_or_else(|_| state_dir.to_owned());
+            let hash = blake3::hash(state_dir.as_os_str().as_encoded_bytes());
+            let root = place.directory.join(format!("agentd-{}", &hash.to_hex()[..16]));
+            create(&root)?;
+            enable(&place.directory);
+            root
+        };
+        enable(&root);
+        let controllers = controllers_in(&root.join("cgroup.subtree_control"))?;
+        Ok(Self { root, delegated: place.delegated, controllers })
+    }
+
+    /// The controllers that calls are limited by.
+    #[must_use]
+    pub const fn controllers(&self) -> &BTreeSet<Controller> {
+        &self.controllers
+    }
+
+    /// The root's directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.root
+    }
+
+    /// Makes a job's slice, for instance `agent-<job>.slice`, with the job's limits. Each call's PID 1 counts as one of
+    /// its processes.
+    ///
+    /// # Errors
+    /// When the directory cannot be made or a limit is refused.
+    pub fn slice(&self, name: &str, limits: &SliceLimits) -> Result<Slice, CgroupError> {
+        let path = self.root.join(name);
+        create(&path)?;
+        enable(&path);
+        let slice = Slice { path, name: name.to_owned(), controllers: self.controllers.clone() };
+        let limits = Limits {
+            cpu_milli: limits.cpu_milli,
+            memory: limits.memory,
+            memory_high: limits.memory_high,
+            swap: limits.swap,
+            pids: limits.pids,
+            io: limits.io,
+        };
+        limits.write(&slice.path, &self.controllers)?;
+        Ok(slice)
+    }
+
+    /// Kills and removes every slice that an earlier run left, and returns their names. Waits for their processes to die.
+    ///
+    /// # Errors
+    /// When a leftover cannot be killed or removed; the others are gone all the same.
+    pub fn sweep(&self) -> Result<Vec<String>, CgroupError> {
+        let mut swept = Vec::new();
+        let mut first_error = None;
+        for path in directories(&self.root)? {
+            let name = path.file_name().map(OsStr::to_string_lossy).unwrap_or_default().into_owned();
+            if !name.ends_with(".slice") {
+                continue;
+            }
+            let killed = write(&path.join("cgroup.kill"), "1").and_then(|()| {
+                wait_until_empty(&path, SWEEP_WAIT)?;
+                remove_recursively(&path)
+            });
+            match killed {
+                Ok(()) => swept.push(name),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        first_error.map_or(Ok(swept), Err)
+    }
+
+    /// Removes the root, unless it is delegated: then it is systemd's.
+    ///
+    /// # Errors
+    /// When slices are left in it.
+    pub fn remove(self) -> Result<(), CgroupError> {
+        if self.delegated { Ok(()) } else { remove(&self.root) }
+    }
+}
+
+/// A job's cgroup.
+#[derive(Debug)]
+pub struct Slice {
+    path: PathBuf,
+    name: String,
+    controllers: BTreeSet<Controller>,
+}
+
+impl Slice {
+    /// Makes the leaf of one call, for instance `call-7`, with its limits.
+    ///
+    /// # Errors
+    /// When the directory cannot be made or a limit is refused.
+    pub fn leaf(&self, name: &str, limits: &CallLimits) -> Result<Leaf, CgroupError> {
+        let path = self.path.join(name);
+        create(&path)?;
+        let open = || openat(CWD, &path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let directory = match open() {
+            Ok(directory) => directory,
+            Err(source) => return Err(CgroupError::Read { path, source: source.into() }),
+        };
+        let leaf = Leaf { path, relative: format!("{}/{name}", self.name), directory };
+        // The call's own PID 1 is not the tool's business.
+        let pids = limits.pids.map(|pids| pids.saturating_add(1));
+        let wanted = Limits {
+            cpu_milli: limits.cpu_milli,
+            memory: limits.memory,
+            memory_high: limits.memory_high,
+            swap: limits.swap,
+            pids,
+            io: limits.io,
+        };
+        let written = wanted.write(&leaf.path, &self.controllers).and_then(|()| {
+            if self.controllers.contains(&Controller::Memory) {
+                write(&leaf.path.join("memory.oom.group"), "1")?;
+            }
+            Ok(())
+        });
+        match written {
+            Ok(()) => Ok(leaf),
+            Err(error) => {
+                leaf.remove()?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Kills everything in the slice.
+    ///
+    /// # Errors
+    /// As writing `cgroup.kill`.
+    pub fn kill(&self) -> Result<(), CgroupError> {
+        write(&self.path.join("cgroup.kill"), "1")
+    }
+
+    /// Causes of trouble that concern the slice's own limits, not a leaf's.
+    #[must_use]
+    pub fn events(&self) -> Events {
+        Events::read(&self.path)
+    }
+
+    /// Removes the slice and the empty leaves in it.
+    ///
+    /// # Errors
+    /// EBUSY while a process lives in it.
+    pub fn remove(&self) -> Result<(), CgroupError> {
+        remove_recursively(&self.path)
+    }
+}
+
+/// A call's cgroup.
+#[derive(Debug)]
+pub struct Leaf {
+    path: PathBuf,
+    relative: String,
+    directory: OwnedFd,
+}
+
+impl AsFd for Leaf {
+    /// The directory, for CLONE_INTO_CGROUP.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+}
+
+impl Leaf {
+    /// Its path below the root, for receipts.
+    #[must_use]
+    pub fn relative_path(&self) -> &str {
+        &self.relative
+    }
+
+    /// Kills every process in it, also frozen ones and those being born.
+    ///
+    /// # Errors
+    /// As writing `cgroup.kill` (kernel 5.14).
+    pub fn kill(&self) -> Result<(), CgroupError> {
+        write(&self.path.join("cgroup.kill"), "1")
+    }
+
+    /// Whether no process is left in it. What cannot be read counts as not empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        is_empty(&self.path)
+    }
+
+    /// What its processes have used so far, as far as the controllers count it.
+    #[must_use]
+    pub fn usage(&self) -> LeafUsage {
+        let number = |file: &str| fs::read_to_string(self.path.join(file)).ok()?.trim().parse().ok();
+        let io = fs::read_to_string(self.path.join("io.stat")).ok();
+        let sum = |key: &str| {
+            let text = io.as_ref()?;
+            Some(text.split_whitespace().filter_map(|word| word.strip_prefix(key)?.parse::<u64>().ok()).sum())
+        };
+        LeafUsage {
+            cpu_usec: keyed(&self.path.join("cpu.stat"), "usage_usec"),
+            memory_peak: number("memory.peak"),
+            pids_peak: number("pids.peak").map(|peak: u64| peak.saturating_sub(1)),
+            io_read: sum("rbytes="),
+            io_write: sum("wbytes="),
+        }
+    }
+
+    /// Causes of trouble that concern the leaf's own limits.
+    #[must_use]
+    pub fn events(&self) -> Events {
+        Events::read(&self.path)
+    }
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// EBUSY while a process lives in it.
+    pub fn remove(&self) -> Result<(), CgroupError> {
+        remove(&self.path)
+    }
+}
+
+/// Figures of one leaf; absent where no controller counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeafUsage {
+    /// Processor time in microseconds, user and system.
+    pub cpu_usec: Option<u64>,
+    /// Highest memory use in bytes.
+    pub memory_peak: Option<u64>,
+    /// Most processes and threads at once, without PID 1.
+    pub pids_peak: Option<u64>,
+    /// Bytes read from block devices.
+    pub io_read: Option<u64>,
+    /// Bytes written to block devices.
+    pub io_write: Option<u64>,
+}
+
+/// Which limits were hit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Processes killed because memory.max was reached.
+    pub oom_kills: u64,
+    /// How often it was slowed down and its memory reclaimed because memory.high was exceeded.
+    pub slowed: u64,
+    /// Forks refused because pids.max was reached.
+    pub forks_refused: u64,
+    /// Whether a private file system was full at the end, as the sandbox's PID 1 saw it.
+    pub no_space: bool,
+}
+
+impl Events {
+    /// The limits that were hit, with the rules that would raise them.
+    #[must_use]
+    pub fn denials(&self) -> Vec<Denial> {
+        let limit = |hit: u64, detail: &str, key: &str| {
+            (hit > 0).then(|| Denial {
+                what: "limit".to_owned(),
+                detail: format!("{detail} ({hit} times)"),
+                rule: format!("[limits] {key}"),
+            })
+        };
+        let memory = limit(self.oom_kills, "memory: processes were killed", "memory");
+        let high = limit(self.slowed, "memory_high: processes were slowed down and memory reclaimed", "memory_high");
+        let pids = limit(self.forks_refused, "pids: processes could not be started", "pids");
+        memory.into_iter().chain(high).chain(pids).collect()
+    }
+
+    fn read(directory: &Path) -> Self {
+        // memory.events counts the whole subtree, .local only what this cgroup's own limit did.
+        let oom_kills = keyed(&directory.join("memory.events.local"), "oom_kill").unwrap_or(0);
+        let slowed = keyed(&directory.join("memory.events.local"), "high").unwrap_or(0);
+        let forks_refused = keyed(&directory.join("pids.events.local"), "max")
+            .or_else(|| keyed(&directory.join("pids.events"), "max"))
+            .unwrap_or(0);
+        Self { oom_kills, slowed, forks_refused, no_space: false }
+    }
+}
+
+struct Limits {
+    cpu_milli: Option<u64>,
+    memory: Option<Bytes>,
+    memory_high: Option<Bytes>,
+    swap: Option<Bytes>,
+    pids: Option<u32>,
+    io: DiskRates,
+}
+
+impl Limits {
+    /// Writes what the controllers at hand can keep; whether the rest may be let go is the plan's decision.
+    fn write(&self, directory: &Path, controllers: &BTreeSet<Controller>) -> Result<(), CgroupError> {
+        let set = |controller, file: &str, value: Option<String>| match value {
+            Some(value) if controllers.contains(&controller) => write(&directory.join(file), &value),
+            _ => Ok(()),
+        };
+        set(Controller::Memory, "memory.max", self.memory.map(|bytes| bytes.0.to_string()))?;
+        set(Controller::Memory, "memory.high", self.memory_high.map(|bytes| bytes.0.to_string()))?;
+        // A kernel without swap accounting has no such file, and then no swap to limit.
+        if directory.join("memory.swap.max").exists() {
+            set(Controller::Memory, "memory.swap.max", self.swap.map(|bytes| bytes.0.to_string()))?;
+        }
+        set(Controller::Pids, "pids.max", self.pids.map(|pids| pids.to_string()))?;
+        if self.io.is_limited() && controllers.contains(&Controller::Io) {
+            limit_disks(directory, self.io)?;
+        }
+        set(
+            Controller::Cpu,
+            "cpu.max",
+            self.cpu_milli.map(|milli| format!("{} {CPU_PERIOD}", milli * CPU_PERIOD / 1000)),
+        )
+    }
+}
+
+/// Limits what goes from and to each disk: a call may read from one and write to another. `io.max` takes whole disks only, by
+/// their numbers.
+fn limit_disks(directory: &Path, rates: DiskRates) -> Result<(), CgroupError> {
+    let rate = |key: &str, bytes: Option<Bytes>| bytes.map(|bytes| format!(" {key}={}", bytes.0)).unwrap_or_default();
+    let rates = rate("rbps", rates.read) + &rate("wbps", rates.write);
+    for disk in entries(Path::new(DISKS))? {
+        let Ok(numbers) = fs::read_to_string(disk.join("dev")) else { continue };
+        match write(&directory.join("io.max"), &format!("{}{rates}", numbers.trim())) {
+            // It was taken out meanwhile, or is none to which anything goes, such as a loop device without a file.
+            Err(CgroupError::Write { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {}
+            written => written?,
+        }
+    }
+    Ok(())
+}
+
+/// Asks for every controller that is there. One that is refused is missing from `cgroup.subtree_control` afterwards,
+/// which is where [`Tree::open`] looks.
+fn enable(directory: &Path) {
+    for controller in controllers_in(&directory.join("cgroup.controllers")).unwrap_or_default() {
+        if let Err(error) = write(&directory.join("cgroup.subtree_control"), &format!("+{controller}")) {
+            tracing::debug!(%controller, directory = %directory.display(), %error, "controller not enabled");
+        }
+    }
+}
+
+fn controllers_in(file: &Path) -> Result<BTreeSet<Controller>, CgroupError> {
+    let text = read(file)?;
+    Ok(Controller::ALL
+        .into_iter()
+        .filter(|controller| text.split_whitespace().any(|word| word == controller.as_str()))
+        .collect())
+}
+
+fn keyed(file: &Path, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+fn is_empty(directory: &Path) -> bool {
+    keyed(&directory.join("cgroup.events"), "populated") == Some(0)
+}
+
+fn wait_until_empty(directory: &Path, longest: Duration) -> Result<(), CgroupError> {
+    let deadline = Instant::now() + longest;
+    while !is_empty(directory) {
+        if Instant::now() >= deadline {
+            let source = io::Error::from(io::ErrorKind::TimedOut);
+            return Err(CgroupError::Remove { path: directory.to_owned(), source });
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+fn entries(path: &Path) -> Result<Vec<PathBuf>, CgroupError> {
+    let failed = |source| CgroupError::Read { path: path.to_owned(), source };
+    fs::read_dir(path).map_err(failed)?.map(|entry| Ok(entry.map_err(failed)?.path())).collect()
+}
+
+fn directories(path: &Path) -> Result<Vec<PathBuf>, CgroupError> {
+    Ok(entries(path)?.into_iter().filter(|entry| entry.is_dir()).collect())
+}
+
+/// Readable for everybody, whatever the launcher's umask: runtimes read their limits in their own cgroup.
+fn create(path: &Path) -> Result<(), CgroupError> {
+    let made = match fs::create_dir(path) {
+        Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(0o755)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    };
+    made.map_err(|source| CgroupError::Create { path: path.to_owned(), source })
+}
+
+fn remove_recursively(path: &Path) -> Result<(), CgroupError> {
+    for child in directories(path)? {
+        remove_recursively(&child)?;
+    }
+    remove(path)
+}
+
+fn remove(path: &Path) -> Result<(), CgroupError> {
+    fs::remove_dir(path).map_err(|source| CgroupError::Remove { path: path.to_owned(), source })
+}
+
+fn read(path: &Path) -> Result<String, CgroupError> {
+    fs::read_to_string(path).map_err(|source| CgroupError::Read { path: path.to_owned(), source })
+}
+
+fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
+    fs::write(path, value).map_err(|source| CgroupError::Write {
+        path: path.to_owned(),
+        value: value.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_2_mount_is_found_beside_version_1() {
+        let hybrid = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
+                      41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
+        assert_eq!(cgroup2_mount(hybrid), Some(PathBuf::from("/sys/fs/cgroup/unified")));
+        let unified = "26 24 0:23 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        assert_eq!(cgroup2_mount(unified), Some(PathBuf::from("/sys/fs/cgroup")));
+        assert_eq!(cgroup2_mount("1 0 8:1 / / rw - ext4 /dev/vda rw\n"), None);
+    }
+
+    #[test]
+    fn a_leaf_is_made_filled_killed_and_removed() {
+        let state = tempfile::tempdir().unwrap();
+        let tree = Tree::open(state.path()).unwrap();
+        let slice = tree.slice("agent-test.slice", &SliceLimits::default()).unwrap();
+        let leaf = slice.leaf("call-7", &CallLimits::default()).unwrap();
+        assert_eq!(leaf.relative_path(), "agent-test.slice/call-7");
+        assert!(leaf.is_empty());
+
+        let mut sleeper = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        fs::write(leaf.path.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
+        assert!(!leaf.is_empty());
+        assert!(leaf.remove().is_err(), "a leaf with a process in it cannot be removed");
+        leaf.kill().unwrap();
+        sleeper.wait().unwrap();
+        wait_until_empty(&leaf.path, Duration::from_secs(10)).unwrap();
+        assert!(leaf.usage().cpu_usec.is_some());
+        leaf.remove().unwrap();
+        slice.remove().unwrap();
+        let root = tree.path().to_owned();
+        tree.remove().unwrap();
+        assert!(!root.exists());
+    }
+
+    #[test]
+    fn the_sweep_kills_and_removes_what_an_earlier_run_left() {
+        let state = tempfile::tempdir().unwrap();
+        let tree = Tree::open(state.path()).unwrap();
+        let slice = tree.slice("agent-left.slice", &SliceLimits::default()).unwrap();
+        let leaf = slice.leaf("call-1", &CallLimits::default()).unwrap();
+        let mut sleeper = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        fs::write(leaf.path.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
+        let reaper = std::thread::spawn(move || sleeper.wait());
+
+        assert_eq!(Tree::open(state.path()).unwrap().sweep().unwrap(), ["agent-left.slice"]);
+        let status = reaper.join().unwrap().unwrap();
+        assert!(!status.success(), "the sleeper was killed, not waited for");
+        assert!(!slice.path.exists());
+        tree.remove().unwrap();
+    }
+}

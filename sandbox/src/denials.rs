@@ -1,0 +1,253 @@
+//! Refused system calls, by name: the filter asks PID 1 of the sandbox instead of answering itself, PID 1 answers with the
+//! errno that the filter would have given, and keeps a record. An allowed call never takes this way, so it costs nothing.
+//!
+//! ```text
+//!   tool ── refused call ──► kernel ── notification ──► PID 1 ── errno ──► kernel ──► tool
+//!                                                         └── record ──► memfd ── when all is over ──► launcher
+//! ```
+//!
+//! PID 1 also notes which private file systems are full when it is the last one left.
+//!
+//! The answer is always an error. To let a call pass after looking at its arguments would be no check at all, since the tool
+//! can change them in between (seccomp_unotify(2)).
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use toolproto::receipt::Denial;
+
+use crate::seccomp::{self, call_name};
+use crate::sys::seccomp::{Notification, receive, refuse};
+
+/// The most different calls that are told apart; later ones are refused all the same.
+const MOST: usize = 64;
+/// A record in the memfd: number, count, six arguments, all 64 bits.
+const RECORD: usize = 64;
+/// Limits that are sizes of private file systems, as call numbers from -1 downwards.
+const FULL: [&str; 3] = ["tmp", "shm", "empty_workspace"];
+/// What a full file system is called in a denial.
+const LIMIT: &str = "limit";
+/// How many arguments are shown: enough for every call that is allowed with some arguments only.
+const SHOWN: usize = 3;
+
+/// The ends of what tool, PID 1 and launcher share, before they part.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    /// The tool sends the filter's listener here, and closes it at exec.
+    pub(crate) tool: OwnedFd,
+    /// PID 1 receives it here.
+    pub(crate) init: OwnedFd,
+    /// Where PID 1 keeps its records.
+    pub(crate) records: OwnedFd,
+}
+
+impl Channel {
+    /// A new channel.
+    pub(crate) fn new() -> io::Result<Self> {
+        let (tool, init) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let records = memfd_create("agentd-denials", MemfdFlags::CLOEXEC)?;
+        Ok(Self { tool, init, records })
+    }
+}
+
+/// Sends the listener. By the tool, under its filter, which allows this call to every policy.
+pub(crate) fn send_listener(socket: BorrowedFd<'_>, listener: &OwnedFd) -> io::Result<()> {
+    let descriptors = [listener.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    sendmsg(socket, &[IoSlice::new(&[0])], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives the listener; absent when the tool died before it had one.
+pub(crate) fn receive_listener(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    Ok(ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    }))
+}
+
+/// PID 1's side.
+#[derive(Debug)]
+pub(crate) struct Recorder<'a> {
+    records: BorrowedFd<'a>,
+    seen: Vec<Refused>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Refused {
+    call: i64,
+    count: u64,
+    arguments: [u64; 6],
+}
+
+impl<'a> Recorder<'a> {
+    /// A recorder that writes there.
+    pub(crate) const fn new(records: BorrowedFd<'a>) -> Self {
+        Self { records, seen: Vec::new() }
+    }
+
+    /// Answers one notification. The caller of the refused call may have been killed meanwhile.
+    pub(crate) fn answer(&mut self, listener: BorrowedFd<'_>) -> io::Result<()> {
+        let notification = match receive(listener) {
+            Ok(notification) => notification,
+            Err(error) if gone(&error) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        self.record(&notification)?;
+        match refuse(listener, notification.id, seccomp::errno_for(notification.call)) {
+            Err(error) if !gone(&error) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes that a private file system is full at the end.
+    pub(crate) fn full(&mut self, limit: &'static str) -> io::Result<()> {
+        let call = FULL.iter().position(|known| *known == limit).map_or(i64::MIN, |index| -1 - index as i64);
+        self.record(&Notification { id: 0, call, arguments: [0; 6] })
+    }
+
+    fn record(&mut self, notification: &Notification) -> io::Result<()> {
+        let same = |seen: &Refused| {
+            seen.call == notification.call && seen.arguments[..SHOWN] == notification.arguments[..SHOWN]
+        };
+        let index = match self.seen.iter().position(same) {
+            Some(index) => index,
+            None if self.seen.len() < MOST => {
+                let arguments = notification.arguments;
+                self.seen.push(Refused { call: notification.call, count: 0, arguments });
+                self.seen.len() - 1
+            }
+            None => return Ok(()),
+        };
+        self.seen[index].count += 1;
+        rustix::io::pwrite(self.records, &self.seen[index].encode(), (index * RECORD) as u64)?;
+        Ok(())
+    }
+}
+
+fn gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR | libc::EAGAIN))
+}
+
+impl Refused {
+    fn encode(&self) -> [u8; RECORD] {
+        let mut record = [0; RECORD];
+        let fields = [self.call.cast_unsigned(), self.count].into_iter().chain(self.arguments);
+        for (target, field) in record.as_chunks_mut::<8>().0.iter_mut().zip(fields) {
+            *target = field.to_le_bytes();
+        }
+        record
+    }
+
+    fn decode(record: &[u8; RECORD]) -> Self {
+        let mut fields = record.as_chunks::<8>().0.iter().map(|field| u64::from_le_bytes(*field));
+        let mut next = || fields.next().unwrap_or_default();
+        Self { call: next().cast_signed(), count: next(), arguments: [next(), next(), next(), next(), next(), next()] }
+    }
+}
+
+/// What PID 1 recorded.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    /// One entry per call, with the arguments where those decide, and one per full file system.
+    pub(crate) denials: Vec<Denial>,
+    /// Whether any private file system was full at the end.
+    pub(crate) no_space: bool,
+}
+
+/// Reads the records, once PID 1 is gone.
+pub(crate) fn read(records: BorrowedFd<'_>) -> Recorded {
+    let mut refused = Vec::new();
+    while refused.len() < MOST {
+        let mut record = [0; RECORD];
+        match rustix::io::pread(records, &mut record, (refused.len() * RECORD) as u64) {
+            Ok(RECORD) => refused.push(Refused::decode(&record)),
+            Err(Errno::INTR) => {}
+            _ => break,
+        }
+    }
+    let mut denials: Vec<Denial> = Vec::new();
+    for one in refused {
+        let denial = describe(&one);
+        if !denials.contains(&denial) {
+            denials.push(denial);
+        }
+    }
+    Recorded { no_space: denials.iter().any(|denial| denial.what == LIMIT), denials }
+}
+
+fn describe(refused: &Refused) -> Denial {
+    let full = refused.call.checked_neg().and_then(|number| FULL.get(usize::try_from(number - 1).ok()?));
+    if let Some(limit) = full {
+        return Denial {
+            what: LIMIT.to_owned(),
+            detail: format!("{limit}: no space was left"),
+            rule: format!("[limits] {limit}"),
+        };
+    }
+    let Some(name) = call_name(refused.call) else {
+        return Denial {
+            what: "syscall".to_owned(),
+            detail: format!("number {}", refused.call),
+            rule: "none: agentd does not know this system call".to_owned(),
+        };
+    };
+    // Where some arguments are allowed by a shipped group, the refused ones are what matters.
+    let detail = if seccomp::is_conditional(name) {
+        let shown: Vec<_> = refused.arguments[..SHOWN].iter().map(|argument| format!("{argument:#x}")).collect();
+        format!("{name}({})", shown.join(", "))
+    } else {
+        name.to_owned()
+    };
+    Denial { what: "syscall".to_owned(), detail, rule: format!("[[syscall]] allow = [\"{name}\"]") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_as_they_were_written_and_counted_once() {
+        let channel = Channel::new().unwrap();
+        let mut recorder = Recorder::new(channel.records.as_fd());
+        let refused = |call, argument| Notification { id: 0, call, arguments: [argument, 2, 3, 4, 5, 6] };
+        for _ in 0..3 {
+            recorder.record(&refused(libc::SYS_mount, 1)).unwrap();
+        }
+        recorder.record(&refused(libc::SYS_mount, 7)).unwrap();
+        recorder.record(&refused(libc::SYS_socket, 38)).unwrap();
+        recorder.record(&refused(9999, 0)).unwrap();
+        recorder.full("shm").unwrap();
+        assert_eq!(recorder.seen[0].count, 3);
+        assert_eq!(Refused::decode(&recorder.seen[0].encode()), recorder.seen[0]);
+        let Recorded { denials, no_space } = read(channel.records.as_fd());
+        assert!(no_space);
+        let details: Vec<_> = denials.iter().map(|denial| denial.detail.as_str()).collect();
+        assert_eq!(details, ["mount", "socket(0x26, 0x2, 0x3)", "number 9999", "shm: no space was left"]);
+        assert_eq!(denials[0].rule, "[[syscall]] allow = [\"mount\"]");
+    }
+
+    #[test]
+    fn the_number_of_records_is_bounded() {
+        let channel = Channel::new().unwrap();
+        let mut recorder = Recorder::new(channel.records.as_fd());
+        for argument in 0..1000 {
+            recorder.record(&Notification { id: 0, call: libc::SYS_socket, arguments: [argument; 6] }).unwrap();
+        }
+        let recorded = read(channel.records.as_fd());
+        assert_eq!((recorded.denials.len(), recorded.no_space), (MOST, false));
+    }
+}

@@ -1,0 +1,510 @@
+//! One call, from its order to its sealed evidence.
+//!
+//! ```text
+//!                       worker has read the tree        READY and exec            tool ended, or deadline, or Stop
+//!   AwaitingWorkspace ───────────────────────► Starting ─────────────► Running ─────────────────────► Terminating
+//!          │                                       │                                                   │       │
+//!          │ no worker, deadline, Stop             │ a step failed, deadline, Stop          everyone   │       │ grace over
+//!          │                                       ▼                                          gone     │       ▼
+//!          │                                    Killing ◄──────────────────────────────────────────────┼─── Killing
+//!          │                                       │ everyone gone, or stuck in the kernel             │
+//!          └───────────────────────────────────────┴─────────────────► Ended ◄─────────────────────────┘
+//!                                                                        │ the tree is read again, the verdict is there
+//!                                                                        ▼
+//!                                                                     Sealed
+//! ```
+//!
+//! AwaitingWorkspace: the worker reads the tree as it is before. Starting: the sandbox is being set up. Running: the
+//! program runs. Terminating: everyone has got SIGTERM. Killing: everyone has got SIGKILL. Ended: no process is left (or
+//! what is left is set aside), agentd has been told, and the call waits for two things in any order: agentd's verdict and
+//! the worker's second reading. Then it is sealed and forgotten.
+
+use std::mem;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use toolproto::code::Code;
+use toolproto::digest::Digest;
+use toolproto::ids::{CallId, JobId};
+use toolproto::receipt::{
+    Change, Claims, Denial, Evidence, Outcome, OutcomeKind, PolicyIdentity, ToolIdentity, Usage, WorkspaceChange,
+    WorkspaceState,
+};
+
+use super::capture::{Stderr, Stdout};
+use super::evidence;
+use super::program::{Resolved, Sight};
+use super::warm::Order;
+use crate::cgroup::Events;
+use crate::launch::{Exit, Finished, Running, Status};
+use crate::protocol::{LaunchFailure, Target};
+
+/// How long a killed sandbox is waited for before it counts as stuck in the kernel.
+const STUCK: Duration = Duration::from_secs(2);
+/// How soon to look again when all processes are reaped and the cgroup does not show it yet.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+/// Why a call was ended before it ended by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// Its time is over.
+    Deadline,
+    /// agentd asked for it.
+    Cancelled,
+}
+
+/// Where the tool's output goes.
+#[derive(Debug)]
+pub enum Output {
+    /// To agentd's own descriptors.
+    Streams,
+    /// To the launcher's, from the start of the sandbox on.
+    Captured(Option<(Stdout, Stderr)>),
+}
+
+#[derive(Debug)]
+enum Phase {
+    AwaitingWorkspace,
+    Starting(Running),
+    Running(Running),
+    Terminating { running: Running, until: Instant },
+    Killing { running: Running, until: Instant },
+    Ended,
+}
+
+/// What comes with a call's stdin.
+#[derive(Debug)]
+pub enum Passed {
+    /// Output is captured; progress may go here.
+    Events(Option<OwnedFd>),
+    /// `exec`'s stdout and stderr.
+    Streams(OwnedFd, OwnedFd),
+}
+
+/// What agentd needs of a process that was started ahead, once that has its workspace.
+#[derive(Debug)]
+pub struct Handover {
+    /// Where the request is to be written.
+    pub stdin: OwnedFd,
+    /// Where progress is to be read.
+    pub events: Option<OwnedFd>,
+}
+
+/// A call.
+#[derive(Debug)]
+pub struct Call {
+    /// Its job.
+    pub job: JobId,
+    /// Its id.
+    pub id: CallId,
+    /// The program, for receipts.
+    pub tool: ToolIdentity,
+    /// The policy, for receipts.
+    pub policy: PolicyIdentity,
+    /// What would run; absent when it could not be resolved.
+    pub resolved: Option<Resolved>,
+    /// How it sees the workspace.
+    pub sight: Sight,
+    /// Where its output goes.
+    pub output: Output,
+    /// Its stdin and what else came with it, until they are the sandbox's.
+    pub stdio: Option<(OwnedFd, Passed)>,
+    /// What is started ahead for calls like this one, if its tool wants that.
+    pub ahead: Option<Order>,
+    /// The ends of what it was started ahead with, until agentd is given them.
+    pub handover: Option<Handover>,
+    /// The uid of its sandbox, while it has one.
+    pub sandbox_uid: Option<u32>,
+    /// What the kernel enforces.
+    pub enforced: Vec<String>,
+    /// What best effort let go.
+    pub not_enforced: Vec<String>,
+    /// The tree before.
+    pub before: Option<Digest>,
+    /// Where the workspace goes, when nothing is to be run.
+    pub rollback: Option<Target>,
+    /// What nobody known has changed since the job's last call.
+    pub unattributed: Vec<Change>,
+    /// The number of its layer above the workspace, while what it wrote lies there.
+    pub layer: Option<u64>,
+    /// Where what it wrote is kept for the workspace's owner, after a conflict.
+    pub kept: Option<PathBuf>,
+    /// What became of the workspace; absent until the worker has read it again.
+    pub workspace: Option<WorkspaceChange>,
+    /// agentd's verdict.
+    pub verdict: Option<Claims>,
+    /// Why it never ran.
+    pub failure: Option<LaunchFailure>,
+    /// Whether its program was executed.
+    pub has_run: bool,
+    phase: Phase,
+    deadline: Instant,
+    stopped: Option<Stopped>,
+    exit: Option<Exit>,
+    is_init_gone: bool,
+    started: Timestamp,
+    ended: Option<Record>,
+}
+
+/// What is known once a call has ended.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// When.
+    pub ended: Timestamp,
+    /// How.
+    pub outcome: Outcome,
+    /// What it used.
+    pub usage: Usage,
+    /// What was refused.
+    pub denied: Vec<Denial>,
+    /// Its cgroup below the root.
+    pub cgroup: String,
+}
+
+/// What a look at a call found.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// The program has just been executed.
+    pub has_started: bool,
+    /// It has just ended.
+    pub end: Option<End>,
+}
+
+/// How the sandbox's processes went.
+#[derive(Debug)]
+pub enum End {
+    /// All gone.
+    Gone(Finished),
+    /// Killed, and the kernel does not let them go.
+    Stuck(Running),
+}
+
+impl Call {
+    /// A call that has been ordered.
+    #[must_use]
+    pub fn ordered(
+        (job, id): (JobId, CallId),
+        (tool, policy): (ToolIdentity, PolicyIdentity),
+        output: Output,
+        deadline: Instant,
+    ) -> Self {
+        Self {
+            job,
+            id,
+            tool,
+            policy,
+            resolved: None,
+            sight: Sight::Nothing,
+            output,
+            stdio: None,
+            ahead: None,
+            handover: None,
+            sandbox_uid: None,
+            enforced: Vec::new(),
+            not_enforced: Vec::new(),
+            before: None,
+            rollback: None,
+            unattributed: Vec::new(),
+            layer: None,
+            kept: None,
+            workspace: None,
+            verdict: None,
+            failure: None,
+            has_run: false,
+            phase: Phase::AwaitingWorkspace,
+            deadline,
+            stopped: None,
+            exit: None,
+            is_init_gone: false,
+            started: Timestamp::now(),
+            ended: None,
+        }
+    }
+
+    /// Whether it waits for the worker's first reading.
+    #[must_use]
+    pub const fn is_awaiting_workspace(&self) -> bool {
+        matches!(self.phase, Phase::AwaitingWorkspace)
+    }
+
+    /// What is known of its end; absent before.
+    #[must_use]
+    pub const fn record(&self) -> Option<&Record> {
+        self.ended.as_ref()
+    }
+
+    /// Goes on with a sandbox that was started; its own time-out counts from now.
+    pub fn start(&mut self, running: Running, now: Instant) {
+        self.started = Timestamp::now();
+        if let Some(time) = self.resolved.as_ref().and_then(|resolved| resolved.time) {
+            self.deadline = self.deadline.min(now + time);
+        }
+        self.phase = Phase::Starting(running);
+    }
+
+    /// Whether the process that was to serve it was lost before it was given anything, so that nothing has happened yet.
+    #[must_use]
+    pub const fn has_lost_its_process(&self) -> bool {
+        self.handover.is_some() && self.failure.is_some() && self.stopped.is_none()
+    }
+
+    /// Goes back to where it was before it had a process.
+    pub fn start_again(&mut self) {
+        self.phase = Phase::AwaitingWorkspace;
+        (self.exit, self.is_init_gone, self.failure, self.handover) = (None, false, None, None);
+        self.output = Output::Captured(None);
+    }
+
+    /// Notes that nothing needed to run, and all went well.
+    pub const fn complete(&mut self) {
+        self.exit = Some(Exit::Status(0));
+    }
+
+    /// Asks for its end.
+    pub fn stop(&mut self) {
+        if self.ended.is_none() && self.stopped.is_none() && self.exit.is_none() {
+            self.stopped = Some(Stopped::Cancelled);
+        }
+    }
+
+    /// Whether it has to end now, by its deadline or because it was asked to.
+    pub fn must_end(&mut self, now: Instant) -> bool {
+        if self.stopped.is_none() && now >= self.deadline {
+            self.stopped = Some(Stopped::Deadline);
+        }
+        self.stopped.is_some()
+    }
+
+    /// Kills everyone, without waiting.
+    pub fn kill(&self) {
+        match &self.phase {
+            Phase::Starting(running)
+            | Phase::Running(running)
+            | Phase::Terminating { running, .. }
+            | Phase::Killing { running, .. } => running.kill(),
+            Phase::AwaitingWorkspace | Phase::Ended => {}
+        }
+    }
+
+    /// What to poll for reading.
+    #[must_use]
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let mut descriptors = Vec::new();
+        match &self.phase {
+            Phase::AwaitingWorkspace | Phase::Ended => {}
+            Phase::Starting(running) => descriptors.push(running.status()),
+            Phase::Running(running) => descriptors.push(running.tool()),
+            Phase::Terminating { running, .. } | Phase::Killing { running, .. } => {
+                descriptors.extend(self.exit.is_none().then(|| running.tool()));
+                descriptors.extend((!self.is_init_gone).then(|| running.init()));
+            }
+        }
+        if let Output::Captured(Some((_, stderr))) = &self.output {
+            descriptors.extend(stderr.reader());
+        }
+        descriptors
+    }
+
+    /// When to look at it again at the latest.
+    #[must_use]
+    pub fn wake(&self, now: Instant) -> Option<Instant> {
+        match &self.phase {
+            Phase::AwaitingWorkspace | Phase::Starting(_) | Phase::Running(_) => Some(self.deadline),
+            Phase::Terminating { until, .. } | Phase::Killing { until, .. } => {
+                let all_reaped = self.is_init_gone && self.exit.is_some();
+                Some(if all_reaped { (now + LOOK_AGAIN).min(*until) } else { *until })
+            }
+            Phase::Ended => None,
+        }
+    }
+
+    /// Looks at its processes and takes every transition that is due. (Leaving AwaitingWorkspace is not among them.)
+    pub fn advance(&mut self, now: Instant, grace: Duration) -> Progress {
+        if let Output::Captured(Some((_, stderr))) = &mut self.output {
+            stderr.drain();
+        }
+        let mut progress = Progress::default();
+        loop {
+            let (phase, is_settled) = match mem::replace(&mut self.phase, Phase::Ended) {
+                Phase::Starting(mut running) => match running.read_status() {
+                    Status::Executing => {
+                        progress.has_started = true;
+                        self.has_run = true;
+                        (Phase::Running(running), false)
+                    }
+                    Status::Failed(failure) => {
+                        self.failure = Some(failure);
+                        (Self::killing(running, now), false)
+                    }
+                    Status::Pending if self.must_end(now) => (Self::killing(running, now), false),
+                    Status::Pending => (Phase::Starting(running), true),
+                },
+                Phase::Running(mut running) => {
+                    self.exit = running.reap();
+                    if self.exit.is_some() || self.must_end(now) {
+                        running.terminate();
+                        (Phase::Terminating { running, until: now + grace }, false)
+                    } else {
+                        (Phase::Running(running), true)
+                    }
+                }
+                Phase::Terminating { mut running, until } => {
+                    if self.is_over(&mut running) {
+                        progress.end = Some(End::Gone(running.finish()));
+                        return progress;
+                    }
+                    if now >= until {
+                        (Self::killing(running, now), false)
+                    } else {
+                        (Phase::Terminating { running, until }, true)
+                    }
+                }
+                Phase::Killing { mut running, until } => {
+                    if self.is_over(&mut running) {
+                        progress.end = Some(End::Gone(running.finish()));
+                        return progress;
+                    }
+                    if now >= until {
+                        progress.end = Some(End::Stuck(running));
+                        return progress;
+                    }
+                    (Phase::Killing { running, until }, true)
+                }
+                phase @ (Phase::AwaitingWorkspace | Phase::Ended) => (phase, true),
+            };
+            self.phase = phase;
+            if is_settled {
+                return progress;
+            }
+        }
+    }
+
+    fn killing(running: Running, now: Instant) -> Phase {
+        running.kill();
+        Phase::Killing { running, until: now + STUCK }
+    }
+
+    fn is_over(&mut self, running: &mut Running) -> bool {
+        let exit = running.reap();
+        self.exit = self.exit.or(exit);
+        let mut init = [PollFd::from_borrowed_fd(running.init(), PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.is_init_gone = matches!(poll(&mut init, Some(&now)), Ok(1));
+        running.is_gone()
+    }
+
+    /// Notes its end. Without an `end` it never had a sandbox.
+    pub fn end(&mut self, end: Option<&End>) -> &Record {
+        self.phase = Phase::Ended;
+        // Whoever reads the streams waits until nobody can write to them.
+        self.stdio = None;
+        self.handover = None;
+        let (usage, events, denied, cgroup) = match end {
+            Some(End::Gone(finished)) => {
+                (finished.usage.clone(), finished.events, finished.denied.clone(), finished.cgroup.clone())
+            }
+            Some(End::Stuck(running)) => {
+                (Usage::default(), Events::default(), Vec::new(), running.cgroup().map(str::to_owned))
+            }
+            None => (Usage::default(), Events::default(), Vec::new(), None),
+        };
+        let record = Record {
+            ended: Timestamp::now(),
+            outcome: self.outcome(&events),
+            usage,
+            denied,
+            cgroup: cgroup.unwrap_or_else(|| "none".to_owned()),
+        };
+        self.ended.insert(record)
+    }
+
+    /// Notes why its changes do not go into the workspace.
+    pub fn withhold(&mut self, code: Code, before: Option<Digest>, denied: Vec<Denial>) {
+        if let Some(record) = &mut self.ended {
+            record.outcome.code = record.outcome.code.or(Some(code));
+            record.denied.extend(denied);
+        }
+        let state = if code == Code::WorkspaceConflict { WorkspaceState::Conflict } else { WorkspaceState::Discarded };
+        let unattributed = self.unattributed.clone();
+        self.workspace =
+            Some(WorkspaceChange { state, before, after: before, unattributed, ..WorkspaceChange::none() });
+    }
+
+    /// Notes the end of a call that was never launched.
+    pub fn refuse(&mut self, outcome: Outcome, usage: Usage) {
+        self.phase = Phase::Ended;
+        let cgroup = "none".to_owned();
+        self.ended = Some(Record { ended: Timestamp::now(), outcome, usage, denied: Vec::new(), cgroup });
+    }
+
+    fn outcome(&self, events: &Events) -> Outcome {
+        let (kind, code) = match (&self.failure, self.stopped, self.exit) {
+            (Some(failure), _, _) => (OutcomeKind::LaunchFailed, Some(failure.code)),
+            _ if events.oom_kills > 0 => (OutcomeKind::OutOfMemory, Some(Code::OutOfMemory)),
+            (None, Some(Stopped::Deadline), _) => (OutcomeKind::TimedOut, Some(Code::ToolTimeout)),
+            (None, Some(Stopped::Cancelled), _) => (OutcomeKind::Cancelled, Some(Code::Cancelled)),
+            (None, None, Some(Exit::Status(0))) => (OutcomeKind::Exited, None),
+            (None, None, Some(Exit::Status(_))) if events.forks_refused > 0 => {
+                (OutcomeKind::Exited, Some(Code::ProcessLimit))
+            }
+            (None, None, Some(Exit::Status(_))) => (OutcomeKind::Exited, events.no_space.then_some(Code::DiskFull)),
+            (None, None, Some(Exit::Signal(_)) | None) => (OutcomeKind::Signalled, Some(Code::ToolCrashed)),
+        };
+        let has_exit = self.failure.is_none();
+        Outcome {
+            kind,
+            code,
+            exit_status: match self.exit {
+                Some(Exit::Status(status)) if has_exit => Some(status),
+                _ => None,
+            },
+            signal: match self.exit {
+                Some(Exit::Signal(signal)) if has_exit => Some(signal),
+                _ => None,
+            },
+        }
+    }
+
+    /// The workspace's part when nothing can have changed since [`Call::before`] was read.
+    #[must_use]
+    pub fn unchanged(&self) -> WorkspaceChange {
+        let state = match self.sight {
+            Sight::Nothing => return WorkspaceChange::none(),
+            Sight::ReadOnly => WorkspaceState::ReadOnly,
+            Sight::Overlay => WorkspaceState::Discarded,
+            Sight::Direct => WorkspaceState::Direct,
+        };
+        let unattributed = self.unattributed.clone();
+        WorkspaceChange { state, before: self.before, after: self.before, unattributed, ..WorkspaceChange::none() }
+    }
+
+    /// The evidence, once the call has ended, the workspace is read and the verdict is there.
+    #[must_use]
+    pub fn evidence(&self, uid: u32) -> Option<Evidence> {
+        let (record, workspace, claims) = (self.ended.as_ref()?, self.workspace.as_ref()?, self.verdict.as_ref()?);
+        Some(Evidence {
+            version: evidence::VERSION,
+            job_id: self.job,
+            call_id: self.id,
+            sequence: 0,
+            previous: None,
+            uid,
+            tool: self.tool.clone(),
+            policy: self.policy.clone(),
+            enforced: self.enforced.clone(),
+            not_enforced: self.not_enforced.clone(),
+            started: self.started,
+            ended: record.ended,
+            outcome: record.outcome.clone(),
+            workspace: workspace.clone(),
+            denied: record.denied.clone(),
+            usage: record.usage.clone(),
+            cgroup: record.cgroup.clone(),
+            claims: claims.clone(),
+            withdraws: None,
+        })
+    }
+}

@@ -1,0 +1,411 @@
+//! Everything that one sandbox needs, decided before anything starts: mounts, rules, limits, identity, program.
+
+use std::collections::BTreeSet;
+use std::ffi::{CString, OsString};
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use toolproto::code::Code;
+use toolproto::manifest::{LATE_WORKSPACE, WORKSPACE};
+
+use crate::egress::RESOLVER;
+use crate::host::{Host, LimitsMode, Mechanism};
+use crate::landlock::{self, Tcp};
+use crate::mounts::{Entry, Root};
+use crate::namespaces::Namespaces;
+use crate::netns::Furnished;
+use crate::policy::{CallLimits, PathAccess, PathRule, Policy};
+use crate::protocol::LaunchFailure;
+use crate::rlimits::Rlimits;
+use crate::seccomp::Program;
+use crate::steps;
+
+/// The search path inside a sandbox.
+pub const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
+/// The workspace, as the sandbox sees it.
+#[derive(Debug)]
+pub enum View {
+    /// An empty, size-limited tmpfs that goes with the call.
+    Empty,
+    /// A detached mount, made where the launcher lives.
+    Tree(OwnedFd),
+    /// A mount that comes when the program runs already.
+    Later,
+}
+
+/// Where the workspace stands, and where the program starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At [`WORKSPACE`], where the program starts.
+    Usual,
+    /// At [`LATE_WORKSPACE`], so that a view may come later: a Landlock rule on a mount point does not cover what is mounted
+    /// there afterwards, one on the directory above does. [`WORKSPACE`] is a link that leads there. The program starts in `/`,
+    /// since a working directory does not move to a mount that is made on top of it.
+    Late,
+}
+
+impl Place {
+    /// Inside the sandbox.
+    #[must_use]
+    pub fn path(self) -> &'static Path {
+        Path::new(match self {
+            Self::Usual => WORKSPACE,
+            Self::Late => LATE_WORKSPACE,
+        })
+    }
+
+    /// From the root, without the leading slash.
+    pub(crate) fn in_root(self) -> PathBuf {
+        relative(self.path())
+    }
+
+    /// The directory whose Landlock rule covers the workspace.
+    fn covered_by(self) -> &'static Path {
+        match self {
+            Self::Usual => self.path(),
+            Self::Late => self.path().parent().unwrap_or(self.path()),
+        }
+    }
+}
+
+/// What a plan is made from.
+#[derive(Debug)]
+pub struct Inputs<'a> {
+    /// The policy.
+    pub policy: &'a Policy,
+    /// The program and its arguments. A program without a slash is looked for on [`PATH`].
+    pub command: Vec<OsString>,
+    /// Environment, besides PATH, HOME, TMPDIR, USER and LANG, which it may replace.
+    pub env: Vec<(OsString, OsString)>,
+    /// The tool's folder, read-only at /tool.
+    pub tool_folder: Option<&'a Path>,
+    /// Further paths of the host that the runtime needs, read-only at their own names.
+    pub runtime_mounts: &'a [PathBuf],
+    /// uid and gid of this sandbox, which no other live sandbox has.
+    pub sandbox_id: u32,
+    /// The workspace.
+    pub view: View,
+    /// Where it stands.
+    pub place: Place,
+    /// Whether Landlock refuses writing to the workspace, whatever the view would allow.
+    pub workspace_read_only: bool,
+    /// Limits.
+    pub limits: CallLimits,
+    /// The network with the places of listed hosts; without listed hosts a new one with nothing but loopback.
+    pub network: Option<Furnished>,
+}
+
+/// A sandbox, ready to be started.
+#[derive(Debug)]
+pub struct Plan {
+    /// What the kernel will enforce, by mechanism.
+    pub enforced: Vec<String>,
+    /// What the policy requires and this host cannot enforce (best effort only).
+    pub not_enforced: Vec<String>,
+    pub(crate) sandbox_id: u32,
+    pub(crate) command: Vec<CString>,
+    pub(crate) environment: Vec<CString>,
+    pub(crate) places: Vec<CString>,
+    pub(crate) view: View,
+    pub(crate) root: Root,
+    pub(crate) namespaces: Namespaces,
+    pub(crate) network: Option<Furnished>,
+    pub(crate) rlimits: Rlimits,
+    pub(crate) landlock: landlock::Abi,
+    pub(crate) access: landlock::Rules,
+    pub(crate) program: Arc<Program>,
+    /// Whether refused system calls are recorded.
+    pub(crate) name_denials: bool,
+}
+
+impl Plan {
+    /// Decides everything.
+    ///
+    /// # Errors
+    /// POLICY_UNENFORCEABLE when the host lacks what the policy requires, LAUNCH_FAILED when a path of the host cannot be
+    /// looked at or the command holds a NUL byte.
+    pub fn build(host: &Host, inputs: Inputs<'_>) -> Result<Self, LaunchFailure> {
+        let unenforceable = |what: &str| LaunchFailure {
+            code: Code::PolicyUnenforceable,
+            step: "plan".to_owned(),
+            errno: None,
+            message: format!("policy `{}` requires what this host cannot enforce: {what}", inputs.policy.name),
+        };
+        let egress = inputs.network.is_some().then_some(Mechanism::Egress);
+        if let Some(mechanism) = INDISPENSABLE.into_iter().chain(egress).find(|mechanism| !host.has(*mechanism)) {
+            let reason = host.missing(mechanism).unwrap_or_default();
+            return Err(unenforceable(&format!("{mechanism}: {reason}")));
+        }
+        let not_enforced = missing(host, inputs.policy, &inputs.limits);
+        if let Some(first) = not_enforced.first()
+            && host.mode() == LimitsMode::Required
+        {
+            return Err(unenforceable(first));
+        }
+        let places_failed = |error: io::Error| LaunchFailure {
+            code: Code::LaunchFailed,
+            step: "plan".to_owned(),
+            errno: error.raw_os_error(),
+            message: format!("a path of the policy cannot be looked at: {error}"),
+        };
+        let entries = entries(&inputs).map_err(places_failed)?;
+        let access = access(&inputs, &entries);
+        let (command, environment) = strings(&inputs)?;
+        let Some(program) = command.first() else {
+            return Err(unusable("the command is empty"));
+        };
+        let path = inputs.env.iter().rev().find(|(name, _)| name == "PATH").and_then(|(_, value)| value.to_str());
+        let places = steps::places(program, path.unwrap_or(PATH));
+        let has = |mechanism| host.has(mechanism);
+        let by_cgroup = has(Mechanism::CgroupPids);
+        Ok(Self {
+            enforced: enforced(host, &inputs.limits, inputs.network.is_some()),
+            not_enforced,
+            sandbox_id: inputs.sandbox_id,
+            places,
+            command,
+            environment,
+            root: Root {
+                entries,
+                place: inputs.place,
+                guarded: guarded(&inputs),
+                show_cgroup: has(Mechanism::CgroupNamespace),
+            },
+            namespaces: Namespaces::where_possible(has),
+            rlimits: Rlimits {
+                open_files: inputs.limits.open_files,
+                // The sandbox's PID 1 has the same uid.
+                processes: inputs.limits.pids.filter(|_| !by_cgroup).map(|pids| u64::from(pids) + 1),
+            },
+            landlock: host.landlock().only(has),
+            access,
+            program: inputs.policy.program(),
+            name_denials: has(Mechanism::SeccompNotify),
+            view: inputs.view,
+            network: inputs.network,
+        })
+    }
+}
+
+impl Plan {
+    /// Paths in the workspace that can only be read.
+    #[must_use]
+    pub fn guarded(&self) -> &[PathBuf] {
+        &self.root.guarded
+    }
+}
+
+/// Without these there is no sandbox to speak of, so they are required whatever the policy and the mode say.
+const INDISPENSABLE: [Mechanism; 3] = [Mechanism::MountNamespace, Mechanism::PidNamespace, Mechanism::Seccomp];
+
+/// What a policy requires and the host lacks, in words: under [`LimitsMode::Required`] its calls are refused then.
+#[must_use]
+pub fn unenforceable(host: &Host, policy: &Policy) -> Vec<String> {
+    let indispensable = INDISPENSABLE
+        .into_iter()
+        .filter_map(|mechanism| host.missing(mechanism).map(|reason| format!("{mechanism}: {reason}")));
+    indispensable.chain(missing(host, policy, &policy.limits)).collect()
+}
+
+/// What the policy requires and the host lacks, in words.
+fn missing(host: &Host, policy: &Policy, limits: &CallLimits) -> Vec<String> {
+    let lacks = |name: &str, any_of: &[Mechanism]| {
+        if any_of.iter().any(|mechanism| host.has(*mechanism)) {
+            return None;
+        }
+        let reasons: Vec<_> = any_of
+            .iter()
+            .map(|mechanism| format!("{mechanism}: {}", host.missing(*mechanism).unwrap_or_default()))
+            .collect();
+        Some(format!("{name} ({})", reasons.join("; ")))
+    };
+    let properties = policy.require.iter().filter_map(|(name, required)| lacks(name, required.mechanisms()));
+    let limit = |given: bool, name: &str, any_of: &[Mechanism]| if given { lacks(name, any_of) } else { None };
+    let limits = [
+        limit(limits.memory.is_some(), "limit of memory", &[Mechanism::CgroupMemory]),
+        limit(limits.memory_high.is_some(), "memory from which on a call is slowed down", &[Mechanism::CgroupMemory]),
+        limit(limits.io.is_limited(), "rate of disk traffic", &[Mechanism::CgroupIo]),
+        limit(limits.swap.is_some(), "limit of swap", &[Mechanism::CgroupMemory]),
+        limit(limits.pids.is_some(), "limit of processes", &[Mechanism::CgroupPids, Mechanism::RlimitPids]),
+        limit(limits.cpu_milli.is_some(), "limit of processor time", &[Mechanism::CgroupCpu]),
+    ];
+    properties.chain(limits.into_iter().flatten()).collect()
+}
+
+/// The names of everything that the kernel will enforce on this call.
+fn enforced(host: &Host, limits: &CallLimits, is_let_out: bool) -> Vec<String> {
+    let limited = |mechanism| match mechanism {
+        Mechanism::Egress => is_let_out,
+        Mechanism::CgroupCpu => limits.cpu_milli.is_some(),
+        Mechanism::CgroupMemory => limits.memory.is_some() || limits.memory_high.is_some(),
+        Mechanism::CgroupIo => limits.io.is_limited(),
+        Mechanism::CgroupPids => limits.pids.is_some(),
+        Mechanism::RlimitPids => limits.pids.is_some() && !host.has(Mechanism::CgroupPids),
+        // It sees, but forbids nothing.
+        Mechanism::SeccompNotify => false,
+        _ => true,
+    };
+    let mechanisms = Mechanism::ALL.iter().filter(|mechanism| host.has(**mechanism) && limited(**mechanism));
+    let always = ["own_uid", "no_capabilities", "no_new_privileges", "rlimits", "closed_descriptors"];
+    mechanisms.map(|mechanism| mechanism.as_str()).chain(always).map(str::to_owned).collect()
+}
+
+fn entries(inputs: &Inputs<'_>) -> io::Result<Vec<Entry>> {
+    let id = inputs.sandbox_id;
+    let own = (id, id);
+    let scratch =
+        |target: &str, size, limit, mode| Entry::Scratch { target: target.into(), size, limit, mode, owner: own };
+    let mut entries =
+        vec![scratch("tmp", inputs.limits.tmp, "tmp", 0o1777), scratch("dev/shm", inputs.limits.shm, "shm", 0o1777)];
+    let hidden =
+        |path: &Path| inputs.policy.paths.iter().any(|rule| rule.access == PathAccess::Hide && rule.path == path);
+    for rule in inputs.policy.paths.iter().filter(|rule| rule.access == PathAccess::Read) {
+        for path in matches(rule)?.into_iter().filter(|path| !hidden(path)) {
+            entries.extend(mirror(&path)?);
+        }
+    }
+    for path in inputs.runtime_mounts {
+        if !is_below_any(path, &entries) {
+            entries.extend(mirror(path)?);
+        }
+    }
+    if let Some(folder) = inputs.tool_folder {
+        entries.push(Entry::Bind { source: folder.to_owned(), target: "tool".into() });
+    }
+    entries.extend(made_files(id, inputs.network.is_some()));
+    if matches!(inputs.view, View::Empty) {
+        let target = inputs.place.in_root();
+        let (size, limit, mode) = (inputs.limits.empty_workspace, "empty_workspace", 0o755);
+        entries.push(Entry::Scratch { target, size, limit, mode, owner: own });
+    }
+    for rule in inputs.policy.paths.iter().filter(|rule| rule.access == PathAccess::Hide) {
+        let target = relative(&rule.path);
+        if rule.path.symlink_metadata().is_ok() && is_below_any(&rule.path, &entries) {
+            entries.push(Entry::Hide { target });
+        }
+    }
+    Ok(entries)
+}
+
+/// Protected names at the workspace's top, which a tool learns early that it cannot change.
+fn guarded(inputs: &Inputs<'_>) -> Vec<PathBuf> {
+    let rules = inputs.policy.protect.iter().filter(|rule| !rule.unless_directory && !inputs.workspace_read_only);
+    rules.map(|rule| PathBuf::from(&rule.name)).collect()
+}
+
+/// The paths that a rule stands for, of those that the host has.
+fn matches(rule: &PathRule) -> io::Result<Vec<PathBuf>> {
+    let name = rule.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let (Some(prefix), Some(parent)) = (name.strip_suffix('*'), rule.path.parent()) else {
+        return Ok(vec![rule.path.clone()]);
+    };
+    let listing = match fs::read_dir(parent) {
+        Ok(listing) => listing,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found = Vec::new();
+    for entry in listing {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// A path of the host at its own name: a link as a link, everything else bound, and nothing for what is not there.
+fn mirror(path: &Path) -> io::Result<Option<Entry>> {
+    let metadata = match path.symlink_metadata() {
+        Ok(metadata) => metadata,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    let target = relative(path);
+    Ok(Some(if metadata.is_symlink() {
+        Entry::Link { target, to: fs::read_link(path)? }
+    } else {
+        Entry::Bind { source: path.to_owned(), target }
+    }))
+}
+
+fn is_below_any(path: &Path, entries: &[Entry]) -> bool {
+    entries.iter().any(|entry| matches!(entry, Entry::Bind { target, .. } if relative(path).starts_with(target)))
+}
+
+fn relative(path: &Path) -> PathBuf {
+    path.strip_prefix("/").unwrap_or(path).to_owned()
+}
+
+/// Files of /etc that must not be the host's: they would tell its users, its names, its servers.
+fn made_files(id: u32, is_let_out: bool) -> Vec<Entry> {
+    let resolver = if is_let_out { format!("nameserver {RESOLVER}\n") } else { String::new() };
+    [
+        ("etc/passwd", format!("root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{id}:{id}:agent:/tmp:/bin/sh\n")),
+        ("etc/group", format!("root:x:0:\nagent:x:{id}:\n")),
+        ("etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n".to_owned()),
+        ("etc/hostname", "sandbox\n".to_owned()),
+        ("etc/resolv.conf", resolver),
+        ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n".to_owned()),
+        ("etc/shells", "/bin/sh\n".to_owned()),
+    ]
+    .into_iter()
+    .map(|(target, content)| Entry::File { target: target.into(), content: content.into_bytes() })
+    .collect()
+}
+
+/// The Landlock rules that follow from what is mounted.
+fn access(inputs: &Inputs<'_>, entries: &[Entry]) -> landlock::Rules {
+    let mut read: BTreeSet<PathBuf> = ["/etc", "/proc", "/sys", "/var", "/run"].map(PathBuf::from).into();
+    read.extend(entries.iter().filter_map(|entry| match entry {
+        Entry::Bind { target, .. } => Some(Path::new("/").join(target)),
+        _ => None,
+    }));
+    let mut write = vec![PathBuf::from("/tmp"), PathBuf::from("/dev/shm")];
+    if inputs.workspace_read_only {
+        read.insert(inputs.place.covered_by().to_owned());
+    } else {
+        write.push(inputs.place.covered_by().to_owned());
+    }
+    landlock::Rules {
+        list: vec!["/".into()],
+        read: read.into_iter().collect(),
+        write,
+        devices: vec!["/dev".into()],
+        tcp: match (&inputs.network, inputs.policy.loopback) {
+            (_, true) => Tcp::Unrestricted,
+            (Some(network), false) => Tcp::ConnectTo(network.ports().clone()),
+            (None, false) => Tcp::ConnectTo(BTreeSet::new()),
+        },
+    }
+}
+
+fn strings(inputs: &Inputs<'_>) -> Result<(Vec<CString>, Vec<CString>), LaunchFailure> {
+    let string =
+        |text: Vec<u8>| CString::new(text).map_err(|_| unusable("the command or its environment holds a NUL byte"));
+    let command = inputs.command.iter().map(|word| string(word.clone().into_vec())).collect::<Result<_, _>>()?;
+    let own = [("PATH", PATH), ("HOME", "/tmp"), ("TMPDIR", "/tmp"), ("USER", "agent"), ("LANG", "C.UTF-8")];
+    let given = |name: &str| inputs.env.iter().any(|(key, _)| key == name);
+    let own =
+        own.into_iter().filter(|(name, _)| !given(name)).map(|(name, value)| format!("{name}={value}").into_bytes());
+    let passed = inputs.env.iter().map(|(name, value)| {
+        let mut pair = name.clone().into_vec();
+        pair.push(b'=');
+        pair.extend_from_slice(value.as_encoded_bytes());
+        pair
+    });
+    let environment = own.chain(passed).map(string).collect::<Result<_, _>>()?;
+    Ok((command, environment))
+}
+
+fn unusable(message: &str) -> LaunchFailure {
+    LaunchFailure { code: Code::LaunchFailed, step: "plan".to_owned(), errno: None, message: message.to_owned() }
+}

@@ -1,0 +1,24 @@
+//! Real sandboxes, looked at from inside and from outside. Needs root.
+//!
+//! `cargo test -p sandbox --test sandbox [PART OF A NAME]` runs the tests one after the other on the only thread.
+
+mod confinement;
+mod doctor;
+mod harness;
+mod lifecycle;
+mod limits;
+mod policies;
+mod runtimes;
+mod syscalls;
+
+fn main() -> std::process::ExitCode {
+    harness::run(&[
+        || confinement::TESTS,
+        || doctor::TESTS,
+        || lifecycle::TESTS,
+        limits::selected,
+        || policies::TESTS,
+        || runtimes::TESTS,
+        || syscalls::TESTS,
+    ])
+}
