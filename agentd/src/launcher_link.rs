@@ -1,0 +1,712 @@
+//! The daemon's end of the launcher's protocol.
+//!
+//! ```text
+//!   tasks ── Outgoing ──► writer thread ── send ──► launcher
+//!     ▲                                                │
+//!     └── oneshot per question ◄── reader thread ◄─────┘
+//! ```
+//!
+//! Two threads with blocking calls, since there is no safe way to wait for such a socket in the runtime. Each question
+//! leaves a sender under the key of its answer; when the channel closes, all senders are dropped and every waiting task
+//! sees [`LinkError::Closed`].
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+
+use sandbox::netns::Sockets;
+use sandbox::protocol::channel::{Channel, ReceiveError, Received, SendError};
+use sandbox::protocol::{Application, FromLauncher, Narrowing, Program, SliceLimits, ToLauncher, WorkspaceChoice};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use toolproto::digest::Digest;
+use toolproto::ids::{CallId, JobId};
+use toolproto::receipt::{Claims, NetworkClaims, Signature, SignedEvidence};
+
+use crate::egress::{Egress, Opening};
+use crate::launch::{Admission, Ended, Keep, Launch, LinkError, Order, Rejection, Settled, Stdin};
+use crate::progress;
+use crate::redaction::Redactor;
+
+/// How much of a call's stdout is read at most; the launcher's own cap per tool is lower.
+const STDOUT_LIMIT: u64 = 64 << 20;
+/// How much of the end of a call's stderr is kept.
+const STDERR_TAIL: u64 = 8 << 10;
+
+/// The launcher behind a channel.
+#[derive(Debug)]
+pub struct LauncherLink {
+    outgoing: mpsc::Sender<Outgoing>,
+    pending: Arc<Pending>,
+    closed: CancellationToken,
+    leftovers: Mutex<Option<oneshot::Receiver<Answer>>>,
+    redactor: Redactor,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    message: ToLauncher,
+    descriptors: Vec<OwnedFd>,
+    /// Whose answer will not come when the message cannot be sent; a `Stop` has none.
+    answer: Option<Key>,
+}
+
+/// What a waiting task waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Admission(JobId),
+    Handover(CallId),
+    End(CallId),
+    Evidence(CallId),
+    Signature(JobId, Option<CallId>),
+    Close(JobId),
+    Application(CallId),
+    Leftovers,
+    Reload,
+}
+
+type Answer = Result<Told, LinkError>;
+
+/// What the launcher said.
+#[derive(Debug)]
+struct Told {
+    message: FromLauncher,
+    descriptors: Vec<OwnedFd>,
+    /// Of a call that has ended: what its network comes to, if it had one.
+    network: Option<oneshot::Receiver<NetworkClaims>>,
+}
+
+#[derive(Debug, Default)]
+struct Pending(Mutex<Option<HashMap<Key, oneshot::Sender<Answer>>>>);
+
+impl LauncherLink {
+    /// Starts the two threads over the inherited end of the channel. Calls with listed hosts are let out by `egress`.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn start(socket: OwnedFd, egress: Egress) -> io::Result<Self> {
+        let channel = Arc::new(Channel::new(socket));
+        let pending = Arc::new(Pending(Mutex::new(Some(HashMap::new()))));
+        // Said without being asked, first of all.
+        let (sender, leftovers) = oneshot::channel();
+        pending.insert(Key::Leftovers, sender).map_err(io::Error::other)?;
+        let closed = CancellationToken::new();
+        let (outgoing, queue) = mpsc::channel();
+        let writer = (Arc::clone(&channel), Arc::clone(&pending));
+        std::thread::Builder::new()
+            .name("launcher-writer".to_owned())
+            .spawn(move || write_all(&queue, &writer.0, &writer.1))?;
+        let redactor = Redactor::default();
+        let reader = (Arc::clone(&pending), closed.clone(), redactor.clone());
+        std::thread::Builder::new().name("launcher-reader".to_owned()).spawn(move || {
+            read_all(&channel, &reader.0, &reader.2, &egress);
+            egress.end_all();
+            reader.0.close();
+            reader.1.cancel();
+        })?;
+        Ok(Self { outgoing, pending, closed, leftovers: Mutex::new(Some(leftovers)), redactor })
+    }
+
+    /// The commits that an earlier run prepared and nobody has decided, each call with its job. To be taken once.
+    ///
+    /// # Errors
+    /// When the launcher is gone.
+    pub async fn leftovers(&self) -> Result<Vec<(JobId, CallId)>, LinkError> {
+        let told = self.leftovers.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(told) = told else { return Ok(Vec::new()) };
+        match told.await.map_err(|_| LinkError::Closed)??.message {
+            FromLauncher::Leftovers { undecided } => Ok(undecided),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Decides one of the leftovers. Yields what became of it.
+    ///
+    /// # Errors
+    /// When the launcher cannot be spoken with.
+    pub async fn decide(&self, call: CallId, stored: bool) -> Result<Application, LinkError> {
+        let message = ToLauncher::Decide { call, stored };
+        applied(self.ask(message, Vec::new(), Key::Application(call)).await?.message)
+    }
+
+    /// Has the launcher read its files again. Yields why it does not take them, if it does not.
+    ///
+    /// # Errors
+    /// When the launcher cannot be spoken with.
+    pub async fn reload(&self) -> Result<Option<String>, LinkError> {
+        match self.ask(ToLauncher::Reload, Vec::new(), Key::Reload).await?.message {
+            FromLauncher::Reloaded { refused } => Ok(refused),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Resolves once the launcher is gone: the daemon cannot go on then.
+    pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.closed.clone().cancelled_owned()
+    }
+
+    async fn ask(&self, message: ToLauncher, descriptors: Vec<OwnedFd>, key: Key) -> Answer {
+        let (sender, answer) = oneshot::channel();
+        self.pending.insert(key, sender)?;
+        self.outgoing.send(Outgoing { message, descriptors, answer: Some(key) }).map_err(|_| LinkError::Closed)?;
+        answer.await.map_err(|_| LinkError::Closed)?
+    }
+}
+
+impl Launch for LauncherLink {
+    async fn admit(
+        &self,
+        job: JobId,
+        client: OwnedFd,
+        workspace: WorkspaceChoice,
+        agent: Option<Digest>,
+        limits: SliceLimits,
+    ) -> Result<Result<Admission, Rejection>, LinkError> {
+        let message = ToLauncher::Admit { job, workspace, agent, limits };
+        admission(self.ask(message, vec![client], Key::Admission(job)).await?.message)
+    }
+
+    async fn readmit(&self, job: JobId, receipts: u64) -> Result<Result<Admission, Rejection>, LinkError> {
+        let message = ToLauncher::Readmit { job, receipts };
+        admission(self.ask(message, Vec::new(), Key::Admission(job)).await?.message)
+    }
+
+    fn warm(&self, job: JobId, tool: String, narrow: Narrowing) -> Result<(), LinkError> {
+        let message = ToLauncher::Warm { job, tool, narrow };
+        let outgoing = Outgoing { message, descriptors: Vec::new(), answer: None };
+        self.outgoing.send(outgoing).map_err(|_| LinkError::Closed)
+    }
+
+    async fn launch(&self, order: Order, cancel: CancellationToken) -> Result<Ended, LinkError> {
+        let Order { job, call, program, stdin, streams, time, narrow, watcher } = order;
+        let (stdin, bytes, feed) = match stdin {
+            Stdin::Fd(descriptor) => (descriptor, Arc::default(), None),
+            Stdin::Bytes(bytes) => {
+                let (read_end, write_end) = pipe()?;
+                let bytes: Arc<[u8]> = bytes.into();
+                (read_end, Arc::clone(&bytes), Some((write_end, bytes)))
+            }
+        };
+        let mut descriptors = vec![stdin];
+        let watcher = watcher.filter(|_| streams.is_none());
+        let no_pipe = |error| LinkError::Exchange(format!("no pipe for the call's progress: {error}"));
+        let mut reader = match watcher.clone() {
+            Some(watcher) => {
+                let (reader, writer) = progress::Reader::new(watcher, self.redactor.clone()).map_err(no_pipe)?;
+                descriptors.push(writer);
+                Some(reader)
+            }
+            None => None,
+        };
+        descriptors.extend(streams.into_iter().flat_map(|(stdout, stderr)| [stdout, stderr]));
+        let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let message = ToLauncher::Launch { job, call, program, time_ms, narrow };
+
+        // A caller that goes away must not leave its call running.
+        let stop = StopOnDrop { outgoing: &self.outgoing, call, armed: true };
+        let mut feeder = feed.map(|(pipe, bytes)| AbortOnDrop(tokio::spawn(feed_stdin(pipe, bytes))));
+        let mut handover = Expected::new(&self.pending, Key::Handover(call))?;
+        let ended = self.ask(message, descriptors, Key::End(call));
+        tokio::pin!(ended);
+        let (mut is_awaiting_handover, mut is_stopping) = (true, false);
+        let answer = loop {
+            tokio::select! {
+                answer = &mut ended => break answer,
+                told = &mut handover.answer, if is_awaiting_handover => {
+                    is_awaiting_handover = false;
+                    let Ok(Ok(Told { descriptors, .. })) = told else { continue };
+                    let mut descriptors = descriptors.into_iter();
+                    let Some(stdin) = descriptors.next() else { continue };
+                    feeder = Some(AbortOnDrop(tokio::spawn(feed_stdin(stdin, Arc::clone(&bytes)))));
+                    if let (Some(watcher), Some(pipe)) = (watcher.clone(), descriptors.next()) {
+                        let other = progress::Reader::of(pipe, watcher, self.redactor.clone()).map_err(no_pipe)?;
+                        reader = Some(other);
+                    }
+                }
+                () = cancel.cancelled(), if !is_stopping => {
+                    is_stopping = true;
+                    stop.stop();
+                }
+            }
+        };
+        stop.disarm();
+        drop(feeder);
+        if let Some(reader) = reader {
+            reader.finish().await;
+        }
+        let Told { message, descriptors, network } = answer?;
+        let FromLauncher::Ended { outcome, failure, stdout_overflowed, mut usage, mut denied, .. } = message else {
+            return Err(unexpected(&message));
+        };
+        let (stdout, stderr_tail) = tokio::task::spawn_blocking(move || captured(descriptors))
+            .await
+            .map_err(|error| LinkError::Exchange(error.to_string()))?
+            .map_err(|error| LinkError::Exchange(format!("the call's output could not be read: {error}")))?;
+        let (stdout, stderr_tail) = (self.redactor.bytes(stdout), self.redactor.text(stderr_tail));
+        let network = match network {
+            Some(network) => {
+                let mut claims =
+                    network.await.map_err(|_| LinkError::Exchange("a call's network is lost".to_owned()))?;
+                // A name that was asked for is text that leaves the call.
+                for denial in &mut claims.denied {
+                    denial.detail = self.redactor.text(std::mem::take(&mut denial.detail));
+                    denial.rule = self.redactor.text(std::mem::take(&mut denial.rule));
+                }
+                Some(claims)
+            }
+            None => None,
+        };
+        if let Some(network) = &network {
+            usage.net_sent = Some(network.sent);
+            usage.net_received = Some(network.received);
+            denied.extend(network.denied.iter().cloned());
+        }
+        Ok(Ended { outcome, failure, stdout, stdout_overflowed, stderr_tail, usage, denied, network })
+    }
+
+    async fn settle(&self, call: CallId, commit: bool, claims: Claims) -> Result<Settled, LinkError> {
+        let message = ToLauncher::Settle { call, commit, claims };
+        sealed(self.ask(message, Vec::new(), Key::Evidence(call)).await?.message)
+    }
+
+    async fn stored(&self, call: CallId) -> Result<Application, LinkError> {
+        applied(self.ask(ToLauncher::Stored { call }, Vec::new(), Key::Application(call)).await?.message)
+    }
+
+    async fn record(
+        &self,
+        job: JobId,
+        call: CallId,
+        program: Program,
+        claims: Claims,
+    ) -> Result<SignedEvidence, LinkError> {
+        let message = ToLauncher::Record { job, call, program, claims };
+        Ok(sealed(self.ask(message, Vec::new(), Key::Evidence(call)).await?.message)?.evidence)
+    }
+
+    async fn sign(&self, job: JobId, call: Option<CallId>, payload: String) -> Result<Option<Signature>, LinkError> {
+        let message = ToLauncher::Sign { call, job, payload };
+        match self.ask(message, Vec::new(), Key::Signature(job, call)).await?.message {
+            FromLauncher::Signed { signature, .. } => Ok(signature),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn close(&self, job: JobId, keep: Keep) -> Result<(), LinkError> {
+        let keep = keep == Keep::ForLater;
+        match self.ask(ToLauncher::Close { job, keep }, Vec::new(), Key::Close(job)).await?.message {
+            FromLauncher::Closed { .. } => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+fn admission(answer: FromLauncher) -> Result<Result<Admission, Rejection>, LinkError> {
+    match answer {
+        FromLauncher::Admitted { job, uid, workspace } => Ok(Ok(Admission { job, uid, workspace })),
+        FromLauncher::Rejected { code, message, .. } => Ok(Err(Rejection { code, message })),
+        other => Err(unexpected(&other)),
+    }
+}
+
+impl Pending {
+    /// No table any more: the channel is closed.
+    fn table(&self) -> MutexGuard<'_, Option<HashMap<Key, oneshot::Sender<Answer>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget(&self, key: Key) {
+        if let Some(table) = self.table().as_mut() {
+            table.remove(&key);
+        }
+    }
+
+    fn insert(&self, key: Key, sender: oneshot::Sender<Answer>) -> Result<(), LinkError> {
+        self.table().as_mut().ok_or(LinkError::Closed)?.insert(key, sender);
+        Ok(())
+    }
+
+    fn answer(&self, key: Key, answer: Answer) {
+        let sender = self.table().as_mut().and_then(|table| table.remove(&key));
+        match sender {
+            // The task may have gone; then nobody wants the answer.
+            Some(sender) => drop(sender.send(answer)),
+            None => tracing::warn!(?key, "the launcher answered what nobody asked"),
+        }
+    }
+
+    /// A message that the launcher could not follow names a call or a job; whatever waits for it is answered so.
+    fn misused(&self, message: &str, job: Option<JobId>, call: Option<CallId>) {
+        let concerned = |key: &Key| match (*key, call) {
+            (
+                Key::Handover(waiting)
+                | Key::End(waiting)
+                | Key::Evidence(waiting)
+                | Key::Application(waiting)
+                | Key::Signature(_, Some(waiting)),
+                Some(call),
+            ) => waiting == call,
+            (Key::Admission(waiting) | Key::Close(waiting) | Key::Signature(waiting, None), None) => {
+                Some(waiting) == job
+            }
+            _ => false,
+        };
+        let mut table = self.table();
+        for (_, sender) in table.iter_mut().flat_map(|table| table.extract_if(|key, _| concerned(key))) {
+            drop(sender.send(Err(LinkError::Misuse(message.to_owned()))));
+        }
+    }
+
+    fn close(&self) {
+        *self.table() = None;
+    }
+}
+
+fn write_all(queue: &mpsc::Receiver<Outgoing>, channel: &Channel, pending: &Pending) {
+    for Outgoing { message, descriptors, answer } in queue {
+        let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let Err(error) = channel.send(&message, &borrowed) else { continue };
+        if matches!(error, SendError::Closed) {
+            // The reader thread sees it, too, and answers everybody.
+            return;
+        }
+        match answer {
+            Some(key) => pending.answer(key, Err(LinkError::Exchange(error.to_string()))),
+            None => tracing::error!(%error, "a message to the launcher was not sent"),
+        }
+    }
+}
+
+fn read_all(channel: &Channel, pending: &Pending, redactor: &Redactor, egress: &Egress) {
+    loop {
+        let (message, descriptors) = match channel.receive::<FromLauncher>() {
+            Ok(Received::Message(message, descriptors)) => (message, descriptors),
+            Ok(Received::Closed) => return,
+            Ok(Received::Nothing) => continue,
+            Err(error @ ReceiveError::Malformed(_)) => {
+                tracing::error!(%error, "a message of the launcher was dropped");
+                continue;
+            }
+            Err(error) => {
+                tracing::error!(%error, "the launcher's channel cannot be read");
+                return;
+            }
+        };
+        let (message, descriptors) = match message {
+            FromLauncher::Network { call, policy, passages, ceiling } => {
+                match Sockets::from_list(descriptors) {
+                    Some(sockets) => egress.open(call, Opening { policy, passages, ceiling }, sockets),
+                    // Nobody answers or accepts then: the call is let out to nobody.
+                    None => tracing::error!(%call, "the launcher handed over too few sockets"),
+                }
+                continue;
+            }
+            other => (other, descriptors),
+        };
+        let mut network = None;
+        let key = match &message {
+            FromLauncher::Admitted { job, .. } | FromLauncher::Rejected { job, .. } => Key::Admission(*job),
+            FromLauncher::Ended { call, .. } => {
+                network = egress.end(*call);
+                Key::End(*call)
+            }
+            FromLauncher::Handover { call } => Key::Handover(*call),
+            FromLauncher::Sealed { call, .. } => Key::Evidence(*call),
+            FromLauncher::Signed { job, call, .. } => Key::Signature(*job, *call),
+            FromLauncher::Closed { job } => Key::Close(*job),
+            FromLauncher::Applied { call, .. } => Key::Application(*call),
+            FromLauncher::Leftovers { .. } => Key::Leftovers,
+            FromLauncher::Secrets { known } => {
+                if let Err(error) = redactor.add(known.clone()) {
+                    // Rather no calls than calls that show them.
+                    tracing::error!(%error, "the secrets cannot be looked for");
+                    return;
+                }
+                continue;
+            }
+            // Taken above.
+            FromLauncher::Network { .. } => continue,
+            FromLauncher::Reloaded { .. } => Key::Reload,
+            FromLauncher::Started { call, not_enforced } => {
+                tracing::debug!(%call, ?not_enforced, "the tool runs");
+                continue;
+            }
+            FromLauncher::Misuse { message, job, call } => {
+                tracing::error!(message, "the launcher could not follow");
+                pending.misused(message, *job, *call);
+                continue;
+            }
+        };
+        pending.answer(key, Ok(Told { message, descriptors, network }));
+    }
+}
+
+/// An answer that may come, and is waited for no longer than this value lives.
+struct Expected<'a> {
+    pending: &'a Pending,
+    key: Key,
+    answer: oneshot::Receiver<Answer>,
+}
+
+impl<'a> Expected<'a> {
+    fn new(pending: &'a Pending, key: Key) -> Result<Self, LinkError> {
+        let (sender, answer) = oneshot::channel();
+        pending.insert(key, sender)?;
+        Ok(Self { pending, key, answer })
+    }
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        self.pending.forget(self.key);
+    }
+}
+
+/// Sends a `Stop` when the task that waits for a call is dropped.
+struct StopOnDrop<'a> {
+    outgoing: &'a mpsc::Sender<Outgoing>,
+    call: CallId,
+    armed: bool,
+}
+
+impl StopOnDrop<'_> {
+    fn stop(&self) {
+        let stop = ToLauncher::Stop { call: self.call };
+        // When the writer has gone, so has the launcher, and the call with it.
+        drop(self.outgoing.send(Outgoing { message: stop, descriptors: Vec::new(), answer: None }));
+    }
+
+    fn disarm(mut self) {
+        self.armed = false;
+    }
+}
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.stop();
+        }
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd), LinkError> {
+    rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+        .map_err(|error| LinkError::Exchange(format!("no pipe for the call's stdin: {error}")))
+}
+
+/// Writes the request and closes the pipe. A tool that does not read it, or has ended, is no failure here.
+async fn feed_stdin(pipe: OwnedFd, bytes: Arc<[u8]>) {
+    let written = async {
+        let mut pipe = tokio::net::unix::pipe::Sender::from_owned_fd(pipe)?;
+        pipe.write_all(&bytes).await
+    };
+    if let Err(error) = written.await
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        tracing::warn!(%error, "a tool's stdin could not be written");
+    }
+}
+
+/// What a call wrote: all of stdout up to [`STDOUT_LIMIT`], the end of stderr. An `exec` has no captured output.
+fn captured(descriptors: Vec<OwnedFd>) -> io::Result<(Vec<u8>, String)> {
+    let mut files = descriptors.into_iter().map(File::from);
+    let stdout = match files.next() {
+        Some(file) => read_range(&file, 0, STDOUT_LIMIT)?,
+        None => Vec::new(),
+    };
+    let stderr = match files.next() {
+        Some(file) => {
+            let length = file.metadata()?.len();
+            read_range(&file, length.saturating_sub(STDERR_TAIL), STDERR_TAIL)?
+        }
+        None => Vec::new(),
+    };
+    Ok((stdout, String::from_utf8_lossy(&stderr).into_owned()))
+}
+
+/// Reads by offset: the descriptor shares its position with whoever wrote.
+fn read_range(file: &File, from: u64, limit: u64) -> io::Result<Vec<u8>> {
+    let length = file.metadata()?.len().saturating_sub(from).min(limit);
+    let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    file.read_exact_at(&mut bytes, from)?;
+    Ok(bytes)
+}
+
+fn sealed(message: FromLauncher) -> Result<Settled, LinkError> {
+    match message {
+        FromLauncher::Sealed { evidence, kept, .. } => Ok(Settled { evidence: *evidence, kept }),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn applied(message: FromLauncher) -> Result<Application, LinkError> {
+    match message {
+        FromLauncher::Applied { application, .. } => Ok(application),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn unexpected(message: &FromLauncher) -> LinkError {
+    LinkError::Misuse(format!("its answer is of another kind: {message:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io::{Read, Write};
+    use std::time::Duration;
+
+    use sandbox::protocol::channel::pair;
+    use toolproto::code::Code;
+    use toolproto::receipt::{Outcome, OutcomeKind, Usage};
+
+    use super::*;
+
+    fn ends() -> (LauncherLink, Channel) {
+        let (ours, theirs) = pair().unwrap();
+        (LauncherLink::start(ours, Egress::new(BTreeMap::new())).unwrap(), Channel::new(theirs))
+    }
+
+    fn next(launcher: &Channel) -> (ToLauncher, Vec<OwnedFd>) {
+        match launcher.receive().unwrap() {
+            Received::Message(message, descriptors) => (message, descriptors),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn order(call: CallId, stdin: Vec<u8>) -> Order {
+        Order {
+            job: JobId::from_u128(1),
+            call,
+            program: Program::Tool { name: "t".to_owned() },
+            stdin: Stdin::Bytes(stdin),
+            streams: None,
+            time: Duration::from_secs(5),
+            narrow: Narrowing::default(),
+            watcher: None,
+        }
+    }
+
+    fn ended(call: CallId, kind: OutcomeKind) -> FromLauncher {
+        FromLauncher::Ended {
+            call,
+            outcome: Outcome { kind, code: None, exit_status: Some(0), signal: None },
+            failure: None,
+            stdout_overflowed: false,
+            usage: Usage::default(),
+            denied: Vec::new(),
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_call_is_fed_and_its_output_read() {
+        let (link, launcher) = ends();
+        let call = CallId::from_u128(2);
+        let stdin: Vec<u8> = (0..300_000_u32).map(|byte| u8::try_from(byte % 251).unwrap()).collect();
+        let expected = stdin.clone();
+        let thread = std::thread::spawn(move || {
+            let (message, mut descriptors) = next(&launcher);
+            assert!(matches!(message, ToLauncher::Launch { time_ms: 5000, .. }), "{message:?}");
+            let mut read = Vec::new();
+            File::from(descriptors.remove(0)).read_to_end(&mut read).unwrap();
+            assert!(read == expected, "stdin arrived with {} bytes", read.len());
+            let mut stdout = tempfile::tempfile().unwrap();
+            stdout.write_all(b"{\"ok\":true}").unwrap();
+            let mut stderr = tempfile::tempfile().unwrap();
+            stderr.write_all(&[b'x'; 10_000]).unwrap();
+            stderr.write_all(b"the end").unwrap();
+            launcher.send(&ended(call, OutcomeKind::Exited), &[stdout.as_fd(), stderr.as_fd()]).unwrap();
+            launcher
+        });
+        let ended = link.launch(order(call, stdin), CancellationToken::new()).await.unwrap();
+        assert_eq!(ended.stdout, b"{\"ok\":true}");
+        assert_eq!(ended.stderr_tail.len(), 8192);
+        assert!(ended.stderr_tail.ends_with("xthe end"));
+        drop(thread.join().unwrap());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_call_that_is_served_by_what_was_started_ahead_is_fed_there() {
+        let (link, launcher) = ends();
+        let call = CallId::from_u128(2);
+        let stdin: Vec<u8> = (0..300_000_u32).map(|byte| u8::try_from(byte % 251).unwrap()).collect();
+        let expected = stdin.clone();
+        let thread = std::thread::spawn(move || {
+            // What came with the order is closed unread, as the launcher does it.
+            let (message, descriptors) = next(&launcher);
+            assert!(matches!(message, ToLauncher::Launch { .. }), "{message:?}");
+            let (reader, writer) = std::io::pipe().unwrap();
+            launcher.send(&FromLauncher::Handover { call }, &[writer.as_fd()]).unwrap();
+            drop((descriptors, writer));
+            let mut read = Vec::new();
+            File::from(OwnedFd::from(reader)).read_to_end(&mut read).unwrap();
+            assert!(read == expected, "stdin arrived with {} bytes", read.len());
+            launcher.send(&ended(call, OutcomeKind::Exited), &[]).unwrap();
+            launcher
+        });
+        let ended = link.launch(order(call, stdin), CancellationToken::new()).await.unwrap();
+        assert_eq!(ended.outcome.kind, OutcomeKind::Exited);
+        drop(thread.join().unwrap());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn cancelled_and_abandoned_calls_are_stopped() {
+        let (link, launcher) = ends();
+        let call = CallId::from_u128(2);
+        let cancel = CancellationToken::new();
+        let thread = std::thread::spawn({
+            let cancel = cancel.clone();
+            move || {
+                assert!(matches!(next(&launcher).0, ToLauncher::Launch { .. }));
+                cancel.cancel();
+                assert_eq!(next(&launcher).0, ToLauncher::Stop { call });
+                launcher.send(&ended(call, OutcomeKind::Cancelled), &[]).unwrap();
+                launcher
+            }
+        });
+        let ended = link.launch(order(call, Vec::new()), cancel).await.unwrap();
+        assert_eq!(ended.outcome.kind, OutcomeKind::Cancelled);
+        let launcher = thread.join().unwrap();
+
+        let abandoned = link.launch(order(call, Vec::new()), CancellationToken::new());
+        assert!(tokio::time::timeout(Duration::from_millis(20), abandoned).await.is_err());
+        assert!(matches!(next(&launcher).0, ToLauncher::Launch { .. }));
+        assert_eq!(next(&launcher).0, ToLauncher::Stop { call });
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn refusals_misuse_and_a_dead_launcher_reach_who_asked() {
+        let (link, launcher) = ends();
+        let job = JobId::from_u128(7);
+        let client = || OwnedFd::from(tempfile::tempfile().unwrap());
+        let admit = || link.admit(job, client(), WorkspaceChoice::None, None, SliceLimits::default());
+        let thread = std::thread::spawn(move || {
+            let (message, descriptors) = next(&launcher);
+            assert!(matches!(message, ToLauncher::Admit { .. }) && descriptors.len() == 1);
+            let code = Code::WorkspaceUnavailable;
+            launcher.send(&FromLauncher::Rejected { job, code, message: "no".to_owned() }, &[]).unwrap();
+            next(&launcher);
+            let misuse = FromLauncher::Misuse { message: "twice".to_owned(), job: Some(job), call: None };
+            launcher.send(&misuse, &[]).unwrap();
+            next(&launcher);
+        });
+        assert_eq!(admit().await.unwrap().unwrap_err().code, Code::WorkspaceUnavailable);
+        assert!(matches!(admit().await.unwrap_err(), LinkError::Misuse(reason) if reason == "twice"));
+        assert!(matches!(admit().await.unwrap_err(), LinkError::Closed));
+        thread.join().unwrap();
+        link.closed().await;
+        assert!(matches!(admit().await.unwrap_err(), LinkError::Closed));
+    }
+}
