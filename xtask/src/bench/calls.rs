@@ -1,0 +1,172 @@
+//! One tool call through `POST /v1/calls`, cold and served by a process that was started ahead, against the same program as a
+//! plain process.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use super::samples::{Samples, milliseconds};
+use super::{Effort, Row, client, source};
+use crate::demo::Daemon;
+use crate::example::Staged;
+use crate::process;
+use crate::runtimes;
+
+/// A tool that answers at once, and how to start it without agentd.
+pub(super) struct Echo {
+    name: &'static str,
+    program: Vec<PathBuf>,
+}
+
+/// Puts the tools into the staged configuration.
+pub(super) fn install(staged: &Staged) -> Result<Vec<Echo>> {
+    let tools = staged.config().join("tools");
+    let mut echoes = Vec::new();
+    for name in ["echo_c", "echo_bun", "echo_python", "echo_java"] {
+        let folder = tools.join(name);
+        crate::example::copy_tree(&source("tools").join(name), &folder)?;
+        let program = match name {
+            "echo_c" => {
+                let program = folder.join("echo");
+                process::run(
+                    Command::new("cc").args(["-O2", "-Wall", "-Werror", "-o"]).arg(&program).arg(folder.join("echo.c")),
+                )?;
+                vec![program]
+            }
+            "echo_java" => {
+                let jar = folder.join("echo.jar");
+                crate::example::copy_file(&runtimes::jar(&[&folder.join("src")], "Echo")?, &jar, 0o644)?;
+                vec!["java".into(), "-jar".into(), jar]
+            }
+            "echo_bun" => vec![staged.path("runtimes/bun"), folder.join("main.ts")],
+            _ => vec!["/usr/bin/python3".into(), folder.join("main.py")],
+        };
+        start_ahead(&tools, name)?;
+        echoes.push(Echo { name, program });
+    }
+    Ok(echoes)
+}
+
+/// Puts a second tool beside one, the same but that its processes are started ahead.
+fn start_ahead(tools: &Path, name: &str) -> Result<()> {
+    let folder = tools.join(warm(name));
+    crate::example::copy_tree(&tools.join(name), &folder)?;
+    let manifest = folder.join("tool.toml");
+    let text = fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
+    let text = text.replace(&format!("\"{name}\""), &format!("{:?}", warm(name)));
+    let text = text.replace("[run]\n", "[run]\nprewarm = 1\n");
+    fs::write(&manifest, text).with_context(|| format!("writing {}", manifest.display()))
+}
+
+fn warm(name: &str) -> String {
+    format!("{name}_warm")
+}
+
+/// Measures each tool in turns with its plain twin.
+pub(super) fn measure(daemon: &Daemon, echoes: &[Echo], effort: Effort) -> Result<Vec<Row>> {
+    let rows: Result<Vec<_>> = echoes.iter().map(|echo| one(daemon, echo, effort)).collect();
+    Ok(rows?.into_iter().flatten().collect())
+}
+
+fn one(daemon: &Daemon, echo: &Echo, effort: Effort) -> Result<[Row; 2]> {
+    eprintln!("calls of {}, {} rounds", echo.name, effort.rounds);
+    let (mut plain, mut called, mut served) = <(Samples, Samples, Samples)>::default();
+    for _ in 0..effort.rounds {
+        process::check_interrupt()?;
+        plain.push(echo.plain()?);
+        let start = Instant::now();
+        call(daemon.socket(), echo.name)?;
+        called.push(start.elapsed());
+        served.push(warm_call(daemon.socket(), &warm(echo.name))?);
+    }
+    let more = |samples: &Samples| milliseconds(samples.p50().saturating_sub(plain.p50()));
+    let cold = Row::new(
+        format!("`POST /v1/calls`, cold, `{}`", echo.name),
+        called.text(),
+        format!("{:.2} × plain ({}), +{:.2} ms", called.times(&plain), plain.text(), more(&called)),
+    );
+    let warm = Row::new(
+        format!("`POST /v1/calls`, warm, `{}`", echo.name),
+        served.text(),
+        format!("{:.2} × cold, {:.2} × plain", served.times(&called), served.times(&plain)),
+    );
+    Ok([cold, warm])
+}
+
+/// How long a call takes that finds a process started ahead. Those that find none yet are no samples.
+fn warm_call(socket: &Path, tool: &str) -> Result<Duration> {
+    for _ in 0..TRIES {
+        process::check_interrupt()?;
+        // What the call before has left starts meanwhile, and is not measured.
+        std::thread::sleep(PAUSE);
+        let start = Instant::now();
+        let reply = call(socket, tool)?;
+        let took = start.elapsed();
+        if cgroup(&reply)?.contains("/warm-") {
+            return Ok(took);
+        }
+    }
+    bail!("none of {TRIES} calls of {tool} found a process that was started ahead")
+}
+
+/// The cgroup that a reply's receipt names.
+fn cgroup(reply: &Value) -> Result<String> {
+    let payload = reply["receipt"]["payload"].as_str().context("a reply without receipt")?;
+    let statement: Value = serde_json::from_slice(&data_encoding::BASE64.decode(payload.as_bytes())?)?;
+    let cgroup = statement["predicate"]["evidence"]["record"]["cgroup"].as_str();
+    Ok(cgroup.context("a receipt without cgroup")?.to_owned())
+}
+
+/// How often a call is tried until it finds a process started ahead.
+const TRIES: usize = 20;
+/// Longer than any of the runtimes needs to start on a machine that does nothing else.
+const PAUSE: Duration = Duration::from_millis(400);
+
+/// One call, receipt and all; anything but `ok` is an error.
+pub(super) fn call(socket: &Path, tool: &str) -> Result<Value> {
+    let reply =
+        client::request(socket, "POST", "/v1/calls", &json!({"version": 1, "tool": tool, "arguments": {"n": 1}}))?;
+    if reply["ok"] != true {
+        bail!("the call failed: {reply}");
+    }
+    Ok(reply)
+}
+
+impl Echo {
+    fn plain(&self) -> Result<Duration> {
+        let request =
+            json!({"protocol": 1, "operation": "call", "call_id": "x", "tool": self.name, "arguments": {"n": 1}});
+        let [program, arguments @ ..] = self.program.as_slice() else { bail!("{} has no program", self.name) };
+        let start = Instant::now();
+        let mut child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting {}", program.display()))?;
+        child.stdin.take().context("stdin was not kept")?.write_all(request.to_string().as_bytes())?;
+        let output = child.wait_with_output()?;
+        let took = start.elapsed();
+        if !output.status.success() || serde_json::from_slice::<Value>(&output.stdout).is_err() {
+            bail!("{} ended with {} and wrote {:?}", self.name, output.status, String::from_utf8_lossy(&output.stdout));
+        }
+        Ok(took)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_echo_has_its_manifest() {
+        for name in ["echo_c", "echo_bun", "echo_python", "echo_java"] {
+            assert!(fs::read_to_string(source("tools").join(name).join("tool.toml")).unwrap().contains(name));
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Large workspaces: the digest of a whole tree beside `sha256sum`, and a call that changes one file in it beside git.
+//!
+//! Each call here is a direct one, whose worker knows nothing yet: it reads the whole tree, as a job does once at its begin.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use super::launch::timed;
+use super::samples::{Samples, milliseconds};
+use super::{Effort, Row};
+use crate::demo::Daemon;
+use crate::process;
+
+/// Files per directory.
+const FILES: usize = 100;
+/// How often each is measured: a round reads the tree several times.
+const ROUNDS: usize = 9;
+
+/// Measures trees of so many files.
+pub(super) fn measure(daemon: &Daemon, folder: &Path, effort: Effort) -> Result<Vec<Row>> {
+    let empty = folder.join("workspace-empty");
+    fs::create_dir(&empty)?;
+    let mut rows = Vec::new();
+    for files in [1_000, 100_000, 1_000_000] {
+        if files > effort.files {
+            break;
+        }
+        rows.extend(one(daemon, folder, &empty, files)?);
+    }
+    Ok(rows)
+}
+
+fn one(daemon: &Daemon, folder: &Path, empty: &Path, files: usize) -> Result<Vec<Row>> {
+    eprintln!("trees of {files} files, {ROUNDS} rounds");
+    let tree = filled(folder, files)?;
+    let repository = folder.join(format!("repository-{files}"));
+    let git = |arguments: &[&str]| {
+        let mut git = Command::new("git");
+        git.arg("--git-dir").arg(&repository).arg("--work-tree").arg(&tree).args(arguments);
+        git
+    };
+    process::run(Command::new("git").args(["init", "--quiet", "--bare"]).arg(&repository))?;
+    process::run(&mut git(&["add", "-A"]))?;
+
+    let (mut digest, mut summed, mut called, mut alone, mut indexed) =
+        <(Samples, Samples, Samples, Samples, Samples)>::default();
+    for round in 0..ROUNDS {
+        process::check_interrupt()?;
+        digest.push(timed(daemon.agentctl(["digest"])?.arg(&tree))?);
+        let sum = "find \"$0\" -type f -print0 | xargs -0 sha256sum";
+        summed.push(timed(Command::new("sh").args(["-c", sum]).arg(&tree))?);
+        called.push(call(daemon, &tree, round)?);
+        alone.push(call(daemon, empty, round)?);
+        // The call has just changed the file that git has to find now.
+        indexed.push(timed(&mut git(&["add", "-A"]))? + timed(&mut git(&["write-tree"]))?);
+    }
+    fs::remove_dir_all(&tree)?;
+    fs::remove_dir_all(&repository)?;
+    let more = called.p50().saturating_sub(alone.p50());
+    Ok(vec![
+        Row::new(
+            format!("`agentctl digest` of {files} files"),
+            digest.text(),
+            format!("{:.2} × sha256sum ({})", digest.times(&summed), summed.text()),
+        ),
+        Row::new(
+            format!("a direct call that changes one of {files} files: what it takes more than in an empty workspace"),
+            format!("{:.2} ms", milliseconds(more)),
+            format!(
+                "{:.2} × `git add -A && git write-tree` ({})",
+                more.as_secs_f64() / indexed.p50().as_secs_f64(),
+                indexed.text()
+            ),
+        ),
+    ])
+}
+
+fn call(daemon: &Daemon, workspace: &Path, round: usize) -> Result<std::time::Duration> {
+    let mut exec = daemon.agentctl(["exec", "--policy", "workspace", "--workspace"])?;
+    let script = format!("echo {round} > changed");
+    timed(exec.arg(workspace).args(["--", "sh", "-c", &script]))
+}
+
+/// A tree of files between one and four KiB, in the page cache as it was just written.
+fn filled(folder: &Path, files: usize) -> Result<PathBuf> {
+    let tree = folder.join(format!("workspace-{files}"));
+    let mut content = vec![0; 4096];
+    for number in 0..files {
+        let directory = tree.join(format!("{}/{}", number / FILES / FILES, number / FILES));
+        if number % FILES == 0 {
+            fs::create_dir_all(&directory)?;
+        }
+        content[..8].copy_from_slice(&number.to_le_bytes());
+        let path = directory.join(number.to_string());
+        let length = 1024 + number * 1021 % 3072;
+        fs::write(&path, &content[..length]).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(tree)
+}
