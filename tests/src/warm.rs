@@ -36,6 +36,26 @@ pub fn wait_for_ready(site: &Site, count: usize) {
     eventually(&format!("{count} processes wait"), PATIENCE, || ready(site).len() == count);
 }
 
+/// Waits until so many have started as far as their own code goes: they read their standard input, which is empty until
+/// their call. An interpreter that has its name already may still be far from that.
+///
+/// # Panics
+/// When they do not come.
+#[track_caller]
+pub fn wait_for_reading(site: &Site, count: usize) {
+    let reading = || ready(site).iter().filter(|leaf| processes_in(leaf).into_iter().any(reads_its_input)).count();
+    eventually(&format!("{count} processes read their input"), PATIENCE, || reading() == count);
+}
+
+/// Whether a thread of the process is in `read(0, …)`; see proc_pid_syscall(5).
+fn reads_its_input(id: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{id}/task")) else { return false };
+    let call = format!("{} 0x0 ", nix::libc::SYS_read);
+    threads
+        .flatten()
+        .any(|thread| fs::read_to_string(thread.path().join("syscall")).is_ok_and(|line| line.starts_with(&call)))
+}
+
 /// The processes of a cgroup.
 #[must_use]
 pub fn processes_in(leaf: &Path) -> Vec<u32> {

@@ -11,7 +11,7 @@ use agentd_tests::far_end::FarEnd;
 use agentd_tests::leftovers;
 use agentd_tests::model_server::{ModelServer, Recorded, Script, Turn};
 use agentd_tests::site::{Site, ToolText};
-use agentd_tests::warm::{prewarm, processes_in, ready, wait_for_ready};
+use agentd_tests::warm::{prewarm, processes_in, ready, wait_for_reading, wait_for_ready};
 use agentd_tests::{needs, requirement};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -76,7 +76,7 @@ fn a_direct_call_is_served_by_what_the_one_before_left() {
     let (cold, cold_receipt) = call(&daemon, "tells", &json!({}), Some(&workspace));
     let cgroup = cold_receipt["cgroup"].as_str().unwrap();
     assert!(cgroup.starts_with("agent-") && cgroup.contains("/call-"), "{cgroup}");
-    wait_for_ready(&site, 2);
+    wait_for_reading(&site, 2);
 
     let (warm, receipt) = call(&daemon, "tells", &json!({"write": "new"}), Some(&workspace));
     let cgroup = receipt["cgroup"].as_str().unwrap();
@@ -97,7 +97,7 @@ fn a_direct_call_is_served_by_what_the_one_before_left() {
     let mut tokens = vec![cold["before"]["token"].clone(), warm["before"]["token"].clone()];
     let mut uids = vec![cold["uid"].clone(), warm["uid"].clone()];
     for _ in 0..3 {
-        wait_for_ready(&site, 2);
+        wait_for_reading(&site, 2);
         let (next, receipt) = call(&daemon, "tells", &json!({}), Some(&workspace));
         assert!(receipt["cgroup"].as_str().unwrap().contains("/warm-"), "{receipt}");
         assert!(!tokens.contains(&next["before"]["token"]), "{tokens:?}");
@@ -106,12 +106,12 @@ fn a_direct_call_is_served_by_what_the_one_before_left() {
         uids.push(next["uid"].clone());
     }
     // One that shows a workspace is not for a call that has none.
-    wait_for_ready(&site, 2);
+    wait_for_reading(&site, 2);
     let (without, receipt) = call(&daemon, "tells", &json!({"write": "passing"}), None);
     assert!(receipt["cgroup"].as_str().unwrap().contains("/call-"), "{receipt}");
     assert_eq!(without["sees"], json!(["passing"]));
     assert_eq!(receipt["workspace"]["state"], "none");
-    wait_for_ready(&site, 4);
+    wait_for_reading(&site, 4);
     let (without, receipt) = call(&daemon, "tells", &json!({}), None);
     assert!(receipt["cgroup"].as_str().unwrap().contains("/warm-"), "{receipt}");
     assert_eq!(without["sees"], json!([]));

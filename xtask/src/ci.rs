@@ -47,7 +47,8 @@ fn stages(extent: Extent, report: &mut Report) -> Result<()> {
     report.stage("programs", |_| process::run(&mut project::cargo(["build", "--workspace", "--bins"])))?;
     report.stage("runtimes", |_| crate::runtimes::bun().map(drop))?;
     // All packages at once: a part of them would be built with other features, and with it most dependencies again.
-    report.stage("tests", |tests| tests.run(&mut project::cargo(["test", "--workspace"])))?;
+    // And all of them, whatever fails: one run tells everything that is wrong.
+    report.stage("tests", |tests| tests.run(&mut project::cargo(["test", "--workspace", "--no-fail-fast"])))?;
     if extent == Extent::Quick {
         return Ok(());
     }
