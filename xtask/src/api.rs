@@ -1,6 +1,9 @@
 //! `cargo xtask api`: the running daemon held against its own OpenAPI document, by schemathesis: over a thousand requests that fit the
-//! document or just miss it, and no answer that the document does not name.
+//! document or just miss it, and no answer that the document does not name. Then its figures, which count all that, are read by others.
 
+mod figures;
+
+use std::fs::File;
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -16,6 +19,8 @@ use crate::process;
 use crate::project::{self, Profile};
 
 const SCHEMATHESIS: &str = "4.32.5";
+/// Its parser is OpenMetrics' reference.
+const PROMETHEUS_CLIENT: &str = "0.26.0";
 
 /// What of its checks cannot apply.
 const NOT_APPLICABLE: [&str; 2] = [
@@ -28,14 +33,14 @@ const NOT_APPLICABLE: [&str; 2] = [
 /// Runs it on a daemon of its own.
 pub(crate) fn run() -> Result<()> {
     demo::require_root()?;
-    let program = schemathesis()?;
+    let programs = programs()?;
     let folder = project::target()?.join("api");
     demo::fresh_workspace(&folder)?;
     let staged = Staged::prepare(&folder, None)?;
     let log = folder.join("agentd.log");
     let daemon = Daemon::start(&staged, &log, Profile::Debug)?;
     let address = bridge(staged.socket())?;
-    let mut command = Command::new(program);
+    let mut command = Command::new(programs.join("schemathesis"));
     // Its reports and caches go where the command stands.
     command.current_dir(&folder);
     command.arg("run").arg(format!("http://{address}/v1/openapi.json"));
@@ -45,21 +50,24 @@ pub(crate) fn run() -> Result<()> {
     process::run(&mut command).with_context(|| format!("the daemon's log is {}", log.display()))?;
     // After all that it still serves.
     process::output(&mut daemon.agentctl(["tools"])?)?;
-    Ok(())
+    figures::check(&programs.join("python3"), &format!("http://{address}/v1/metrics"), &folder)
 }
 
-/// Its program, in an environment of its own.
-fn schemathesis() -> Result<PathBuf> {
-    let folder = project::target()?.join(format!("tools/schemathesis-{SCHEMATHESIS}"));
-    let program = folder.join("bin/schemathesis");
-    if !program.exists() {
+/// The folder of Python's programs, in an environment of their own.
+fn programs() -> Result<PathBuf> {
+    let folder = project::target()?.join(format!("tools/schemathesis-{SCHEMATHESIS}-{PROMETHEUS_CLIENT}"));
+    // Made last, so that an installation that broke off is made again.
+    let complete = folder.join("complete");
+    if !complete.exists() {
         eprintln!("installing schemathesis {SCHEMATHESIS} into {}", folder.display());
         process::run(Command::new("python3").args(["-m", "venv"]).arg(&folder))
             .context("python3 makes no virtual environments here: apt-get install python3-venv")?;
         let mut install = Command::new(folder.join("bin/pip"));
-        process::run(install.args(["install", "--quiet", &format!("schemathesis=={SCHEMATHESIS}")]))?;
+        let wanted = [format!("schemathesis=={SCHEMATHESIS}"), format!("prometheus-client=={PROMETHEUS_CLIENT}")];
+        process::run(install.args(["install", "--quiet"]).args(wanted))?;
+        File::create(&complete).with_context(|| format!("making {}", complete.display()))?;
     }
-    Ok(program)
+    Ok(folder.join("bin"))
 }
 
 /// A TCP port that leads to the socket: schemathesis knows no Unix sockets. It goes with this process.

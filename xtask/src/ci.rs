@@ -1,10 +1,22 @@
 //! `cargo ci`: everything that must hold before a change lands, stage by stage, up to the first that fails.
+//!
+//! ```text
+//!   format  lint  programs  runtimes  tests ───────────  guest-limits  documentation  …  demo
+//!     └── guest-image ──────────────────────────────┘    ┆
+//!                            └── simulation  fuzz  dependencies ────┘
+//! ```
+
+mod beside;
+mod counts;
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
 
+use self::beside::Beside;
+use self::counts::Counts;
 use crate::guest::{self, debian::Suite};
 use crate::process;
 use crate::project::{self, Profile};
@@ -29,66 +41,144 @@ pub(crate) enum Extent {
     Whole,
 }
 
+/// What is checked by itself: `cargo xtask stage NAME`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Stage {
+    /// How the code is laid out
+    Format,
+    /// Clippy, on everything
+    Lint,
+    /// Build all programs
+    Programs,
+    /// Fetch the runtimes that this host lacks
+    Runtimes,
+    /// All tests that run on this host
+    Tests,
+    /// Make what a guest starts from
+    GuestImage,
+    /// What the tests leave out where the host has no controllers, in a machine that has them
+    GuestLimits,
+    /// Whole jobs from seeds
+    Simulation,
+    /// Coverage-guided fuzzing, for a minute
+    Fuzz,
+    /// The code's own documentation, and its links
+    Documentation,
+    /// Licences, duplicates and sources of all dependencies, by deny.toml
+    Dependencies,
+    /// Every command that the documentation shows
+    DocumentedCommands,
+    /// The example's tools one by one, and the conformance checks
+    ExampleTools,
+    /// The running daemon held against its own OpenAPI document
+    Api,
+    /// The example job, from nothing
+    Demo,
+    /// The same once more, in little time
+    DemoAgain,
+}
+
+const QUICK: [Stage; 5] = [Stage::Format, Stage::Lint, Stage::Programs, Stage::Runtimes, Stage::Tests];
+const LAST: [Stage; 6] =
+    [Stage::Documentation, Stage::DocumentedCommands, Stage::ExampleTools, Stage::Api, Stage::Demo, Stage::DemoAgain];
+
 /// Runs the stages and prints how long each took.
 pub(crate) fn run(extent: Extent) -> Result<()> {
-    let mut report = Report::default();
-    let outcome = stages(extent, &mut report);
+    let mut report = Report::start();
+    let outcome = match extent {
+        Extent::Quick => QUICK.into_iter().try_for_each(|stage| report.stage(stage)),
+        Extent::Whole => whole(&mut report),
+    };
     report.print();
     outcome?;
     println!("{} passed, 0 failed", report.passed);
     Ok(())
 }
 
-fn stages(extent: Extent, report: &mut Report) -> Result<()> {
-    report.stage("format", |_| process::run(&mut project::cargo(["fmt", "--all", "--check"])))?;
-    report.stage("lint", |_| {
-        process::run(&mut project::cargo(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
-    })?;
-    report.stage("programs", |_| process::run(&mut project::cargo(["build", "--workspace", "--bins"])))?;
-    report.stage("runtimes", |_| crate::runtimes::bun().map(drop))?;
-    // All packages at once: a part of them would be built with other features, and with it most dependencies again.
-    // And all of them, whatever fails: one run tells everything that is wrong.
-    report.stage("tests", |tests| tests.run(&mut project::cargo(["test", "--workspace", "--no-fail-fast"])))?;
-    if extent == Extent::Quick {
-        return Ok(());
+fn whole(report: &mut Report) -> Result<()> {
+    let image = Beside::start(&[Stage::GuestImage]);
+    for stage in [Stage::Format, Stage::Lint, Stage::Programs, Stage::Runtimes] {
+        report.stage(stage)?;
     }
-    // What the tests above leave out where the host has no controllers, in a machine that has them.
-    report.stage("guest: limits", |tests| tests.in_guest(guest::limits::run))?;
-    report.stage("simulation", |tests| {
-        // The same program as before, with more to play: to build it optimised would take longer than it saves.
-        let test = ["test", "--workspace", "--lib", "--", "session::simulation"];
-        tests.run(project::cargo(test).env("AGENTD_SIMULATION_SEEDS", SIMULATION_SEEDS))
-    })?;
-    report.stage("fuzz", |_| crate::fuzz::run(None, FUZZING))?;
-    report.stage("documentation", |_| {
-        let mut doc = project::cargo(["doc", "--workspace", "--no-deps", "--document-private-items"]);
-        // These pages are for developers and hold private items too, so a link to one leads somewhere.
-        process::run(doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links"))
-    })?;
-    report.stage("dependencies", |_| dependencies())?;
-    report.stage("documented commands", |_| crate::docs::run())?;
-    report.stage("example tools", |_| {
-        process::run(Command::new(project::program("xtask", Profile::Debug)?).arg("example-tools"))
-    })?;
-    report.stage("API", |_| process::run(Command::new(project::program("xtask", Profile::Debug)?).arg("api")))?;
-    report.stage("demo", |_| demo())?;
-    report.stage("demo, again", |_| {
-        let start = Instant::now();
-        demo()?;
-        let took = start.elapsed();
-        if took > DEMO_AGAIN {
-            bail!("the second run took {:.1} s, more than {} s", took.as_secs_f64(), DEMO_AGAIN.as_secs());
+    let others = Beside::start(&[Stage::Simulation, Stage::Fuzz, Stage::Dependencies]);
+    report.stage(Stage::Tests)?;
+    report.join(image)?;
+    report.stage(Stage::GuestLimits)?;
+    report.join(others)?;
+    LAST.into_iter().try_for_each(|stage| report.stage(stage))
+}
+
+/// Runs one stage, and returns how many tests passed in it.
+pub(crate) fn perform(stage: Stage) -> Result<u64> {
+    match stage {
+        Stage::Format => checked(&mut project::cargo(["fmt", "--all", "--check"])),
+        Stage::Lint => checked(&mut project::cargo(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
+        Stage::Programs => checked(&mut project::cargo(["build", "--workspace", "--bins"])),
+        Stage::Runtimes => crate::runtimes::bun().map(|_| 0),
+        // All packages at once: a part of them would be built with other features, and with it most dependencies again.
+        // And all of them, whatever fails: one run tells everything that is wrong.
+        Stage::Tests => tested(&mut project::cargo(["test", "--workspace", "--no-fail-fast"])),
+        Stage::GuestImage => guest::prepare(Suite::Trixie).map(|()| 0),
+        Stage::GuestLimits => in_guest(guest::limits::run),
+        Stage::Simulation => {
+            // The same program as before, with more to play: to build it optimised would take longer than it saves.
+            let mut test = project::cargo(["test", "--workspace", "--lib", "--", "session::simulation"]);
+            tested(test.env("AGENTD_SIMULATION_SEEDS", SIMULATION_SEEDS))
         }
-        Ok(())
-    })
+        Stage::Fuzz => crate::fuzz::run(None, FUZZING).map(|()| 0),
+        Stage::Documentation => {
+            let mut doc = project::cargo(["doc", "--workspace", "--no-deps", "--document-private-items"]);
+            // These pages are for developers and hold private items too, so a link to one leads somewhere.
+            checked(doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links"))
+        }
+        Stage::Dependencies => dependencies().map(|()| 0),
+        Stage::DocumentedCommands => crate::docs::run().map(|()| 0),
+        Stage::ExampleTools => task("example-tools"),
+        Stage::Api => task("api"),
+        Stage::Demo => task("demo"),
+        Stage::DemoAgain => {
+            let start = Instant::now();
+            task("demo")?;
+            let took = start.elapsed();
+            if took > DEMO_AGAIN {
+                bail!("the second run took {:.1} s, more than {} s", took.as_secs_f64(), DEMO_AGAIN.as_secs());
+            }
+            Ok(0)
+        }
+    }
 }
 
-fn demo() -> Result<()> {
-    // By name: the build may have replaced this program's own file meanwhile.
-    process::run(Command::new(project::program("xtask", Profile::Debug)?).arg("demo"))
+fn checked(command: &mut Command) -> Result<u64> {
+    process::run(command).map(|()| 0)
 }
 
-/// Licences, duplicates and sources of all dependencies, by deny.toml.
+/// Another of these tasks, by name: the build may have replaced this program's own file meanwhile.
+fn task(name: &str) -> Result<u64> {
+    checked(Command::new(project::program("xtask", Profile::Debug)?).arg(name))
+}
+
+/// Runs tests, shows their output and counts them.
+fn tested(command: &mut Command) -> Result<u64> {
+    let mut counts = Counts::default();
+    let status = process::lines(command, |line| {
+        println!("{line}");
+        counts.read(line);
+    })?;
+    counts.judge(status.success(), &process::line(command))
+}
+
+/// Runs tests in a guest, shows their output and counts them.
+fn in_guest(run: impl FnOnce(Suite, &mut dyn FnMut(&str)) -> Result<()>) -> Result<u64> {
+    let mut counts = Counts::default();
+    let outcome = run(Suite::Trixie, &mut |line| {
+        println!("{line}");
+        counts.read(line);
+    });
+    let passed = counts.judge(outcome.is_ok(), "the guest");
+    // What went wrong with the guest itself says more than that tests failed.
+    outcome.and(passed)
+}
+
 fn dependencies() -> Result<()> {
     let installed =
         process::capture(&mut project::cargo(["deny", "--version"])).is_ok_and(|(status, _)| status.success());
@@ -102,82 +192,41 @@ fn dependencies() -> Result<()> {
     process::run(check.args(["--all-features", "check", "bans", "licenses", "sources"]))
 }
 
-/// What the tests said.
-#[derive(Default)]
-struct Tests {
-    passed: u64,
-}
-
-impl Tests {
-    /// Runs tests, shows their output and counts them.
-    fn run(&mut self, command: &mut Command) -> Result<()> {
-        let mut counts = Counts::default();
-        let status = process::lines(command, |line| {
-            println!("{line}");
-            counts.read(line);
-        })?;
-        self.count(counts, status.success(), &process::line(command))
-    }
-
-    /// Runs tests in a guest, shows their output and counts them.
-    fn in_guest(&mut self, run: impl FnOnce(Suite, &mut dyn FnMut(&str)) -> Result<()>) -> Result<()> {
-        let mut counts = Counts::default();
-        run(Suite::Trixie, &mut |line| {
-            println!("{line}");
-            counts.read(line);
-        })?;
-        self.count(counts, true, "the guest")
-    }
-
-    fn count(&mut self, counts: Counts, succeeded: bool, what: &str) -> Result<()> {
-        self.passed += counts.passed;
-        if !counts.failed.is_empty() {
-            bail!("failed: {}", counts.failed.join(", "));
-        }
-        if !succeeded {
-            bail!("{what} failed");
-        }
-        if counts.passed == 0 {
-            bail!("{what} ran no test");
-        }
-        Ok(())
-    }
-}
-
-/// Test results, read from the test harness's lines.
-#[derive(Debug, Default, PartialEq)]
-struct Counts {
-    passed: u64,
-    failed: Vec<String>,
-}
-
-impl Counts {
-    fn read(&mut self, line: &str) {
-        if let Some(summary) = line.strip_prefix("test result: ") {
-            let passed =
-                summary.split("; ").next().and_then(|part| part.split_whitespace().rev().nth(1)?.parse::<u64>().ok());
-            self.passed += passed.unwrap_or(0);
-        } else if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
-            self.failed.push(name.to_owned());
-        }
-    }
-}
-
-#[derive(Default)]
+/// What has run so far.
 struct Report {
-    stages: Vec<(&'static str, Duration, &'static str)>,
+    start: Instant,
+    stages: Vec<(String, Duration, &'static str)>,
     passed: u64,
 }
 
 impl Report {
-    fn stage(&mut self, name: &'static str, run: impl FnOnce(&mut Tests) -> Result<()>) -> Result<()> {
+    fn start() -> Self {
+        Self { start: Instant::now(), stages: Vec::new(), passed: 0 }
+    }
+
+    fn stage(&mut self, stage: Stage) -> Result<()> {
+        let name = name(stage);
         println!("\n== {name}");
         let start = Instant::now();
-        let mut tests = Tests::default();
-        let outcome = process::check_interrupt().and_then(|()| run(&mut tests));
-        self.passed += tests.passed;
-        self.stages.push((name, start.elapsed(), if outcome.is_ok() { "ok" } else { "FAILED" }));
-        outcome.with_context(|| format!("stage `{name}` failed"))
+        let outcome = process::check_interrupt().and_then(|()| perform(stage));
+        self.stages.push((name.clone(), start.elapsed(), if outcome.is_ok() { "ok" } else { "FAILED" }));
+        self.passed += outcome.with_context(|| format!("stage `{name}` failed"))?;
+        Ok(())
+    }
+
+    /// Waits for what runs beside, and shows it.
+    fn join(&mut self, beside: Beside) -> Result<()> {
+        for ran in beside.wait()? {
+            let name = name(ran.stage);
+            println!("\n== {name}\n{}", ran.said);
+            let mut counts = Counts::default();
+            ran.said.lines().for_each(|line| counts.read(line));
+            self.passed += counts.passed();
+            let state = if ran.outcome.is_ok() { "ok, beside others" } else { "FAILED, beside others" };
+            self.stages.push((name.clone(), ran.took, state));
+            ran.outcome.with_context(|| format!("stage `{name}` failed"))?;
+        }
+        Ok(())
     }
 
     fn print(&self) {
@@ -185,38 +234,11 @@ impl Report {
         for (name, took, outcome) in &self.stages {
             println!("{name:<24} {:>8.1}  {outcome}", took.as_secs_f64());
         }
-        let total: Duration = self.stages.iter().map(|(_, took, _)| *took).sum();
-        println!("{:<24} {:>8.1}", "all", total.as_secs_f64());
+        println!("{:<24} {:>8.1}", "all", self.start.elapsed().as_secs_f64());
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn counts(lines: &[&str]) -> Counts {
-        let mut counts = Counts::default();
-        lines.iter().for_each(|line| counts.read(line));
-        counts
-    }
-
-    #[test]
-    fn results_of_several_test_programs_are_added_up() {
-        let read = counts(&[
-            "running 2 tests",
-            "test ids::tests::a ... ok",
-            "test result: ok. 41 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.03s",
-            "test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
-        ]);
-        assert_eq!(read, Counts { passed: 42, failed: vec![] });
-    }
-
-    #[test]
-    fn failed_tests_are_named() {
-        let read = counts(&[
-            "test a::b ... FAILED",
-            "test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.03s",
-        ]);
-        assert_eq!(read, Counts { passed: 3, failed: vec!["a::b".to_owned()] });
-    }
+/// As it is called on the command line.
+fn name(stage: Stage) -> String {
+    stage.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }

@@ -40,6 +40,14 @@ pub(crate) enum System {
     Systemd,
 }
 
+/// Installs and makes what a guest starts from, where it is missing.
+pub(crate) fn prepare(suite: Suite) -> Result<()> {
+    debian::install_host_programs()?;
+    image::disk()?;
+    kernel::kernel(suite)?;
+    Ok(())
+}
+
 /// A running guest; it goes with this value.
 pub(crate) struct Guest {
     qemu: Conversation,
@@ -60,8 +68,8 @@ impl Guest {
             checkout.display(),
             if system == System::Systemd { "systemd systemd.show_status=false" } else { "bare" },
         );
-        let mut qemu = Command::new("nice");
-        qemu.args(["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none"]);
+        let mut qemu = Command::new("qemu-system-x86_64");
+        qemu.args(["-nodefaults", "-no-user-config", "-display", "none"]);
         qemu.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-smp", "2", "-m", MEMORY]);
         qemu.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&kernel.initramfs);
         qemu.arg("-serial").arg(format!("file:{}", console.display()));

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `cargo demo` | builds agentd, starts it on the example configuration, runs the example job, shows what happened |
 //! | `cargo ci` | everything that must hold before a change lands; `--quick` leaves out what is slow |
+//! | `cargo xtask stage NAME` | one stage of `cargo ci` |
 //! | `cargo xtask cassette` | records the example's conversation anew, after a change of its agent or tools |
 //! | `cargo xtask bench` | measures agentd beside what people would use instead |
 //! | `cargo xtask example-tools` | calls the example's tools one by one, verifies the receipts, and runs the conformance checks |
@@ -52,6 +53,12 @@ enum Task {
         /// Leave out the demo, the licences and the slow tests
         #[arg(long)]
         quick: bool,
+    },
+    /// Check one part of it
+    Stage {
+        /// Which
+        #[arg(value_enum)]
+        stage: ci::Stage,
     },
     /// Measure agentd beside what people would use instead
     Bench {
@@ -143,6 +150,7 @@ fn perform(task: Task) -> anyhow::Result<()> {
                 GuestTest::Package => guest::package::run(kernel, &mut print),
             }
         }
+        Task::Stage { stage } => ci::perform(stage).map(drop),
         Task::Ci { quick } => ci::run(if quick { ci::Extent::Quick } else { ci::Extent::Whole }),
     }
 }

@@ -48,14 +48,18 @@ impl Suite {
     }
 }
 
-/// Installs what this host lacks.
+/// Installs what guests need and this host lacks.
 pub(crate) fn install_host_programs() -> Result<()> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     let is_there =
         |name: &str| std::env::split_paths(&path).chain(system.clone()).any(|folder| folder.join(name).is_file());
-    let mut missing: Vec<&str> =
-        HOST_PROGRAMS.iter().filter(|(program, _)| !is_there(program)).map(|(_, package)| *package).collect();
+    let missing = HOST_PROGRAMS.iter().filter(|(program, _)| !is_there(program)).map(|(_, package)| *package);
+    install(missing.collect())
+}
+
+/// Installs packages, and the keys of Debian's archive.
+fn install(mut missing: Vec<&str>) -> Result<()> {
     if !Path::new(KEYRING).exists() {
         missing.push("debian-archive-keyring");
     }
@@ -63,9 +67,9 @@ pub(crate) fn install_host_programs() -> Result<()> {
         return Ok(());
     }
     if !rustix::process::geteuid().is_root() {
-        bail!("guests need packages that are missing: apt-get install {}", missing.join(" "));
+        bail!("packages are missing: apt-get install {}", missing.join(" "));
     }
-    eprintln!("installing what guests need: {}", missing.join(" "));
+    eprintln!("installing {}", missing.join(" "));
     process::run(Command::new("apt-get").args(["update", "-qq"]))?;
     let mut install = Command::new("apt-get");
     install.args(["install", "-y", "-qq", "--no-install-recommends"]).args(&missing);
@@ -104,6 +108,7 @@ pub(crate) struct Archive {
 impl Archive {
     /// Fetches the lists of a release.
     pub(crate) fn open(suite: Suite) -> Result<Self> {
+        install(Vec::new())?;
         let folder = folder()?.join("apt").join(suite.as_str());
         for part in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(folder.join(part))?;
