@@ -35,7 +35,7 @@ use crate::ledger::Ledger;
 use crate::observe::Observer;
 use crate::observe::audit::AuditLog;
 use crate::reload::{self, Source};
-use crate::{keys, queue, telemetry, watchdog};
+use crate::{keys, queue, watchdog};
 
 /// How long running jobs have to come to a stop.
 const STOP_TIME: Duration = Duration::from_secs(20);
@@ -82,7 +82,7 @@ fn inherit(args: &DaemonArgs) -> anyhow::Result<(OwnedFd, OwnedFd)> {
 }
 
 fn start(args: &DaemonArgs, channel: OwnedFd, listener: OwnedFd) -> anyhow::Result<ExitCode> {
-    telemetry::start();
+    sandbox::log::start();
     raise_descriptor_limit();
     let source = Source { config_dir: args.config_dir.clone(), records: reload::records(&args.state_dir) };
     let installation = source.installation()?;

@@ -32,7 +32,6 @@
 //! | [`schema`] | JSON Schemas, compiled |
 //! | [`session`] | a job's state, a fold over its events |
 //! | [`sse`] | reading server-sent events |
-//! | [`telemetry`] | the log |
 //! | [`tools`] | the tools, with their schemas compiled |
 //! | [`verification`] | receipts checked offline |
 
@@ -70,7 +69,6 @@ pub mod schema;
 mod scripted;
 pub mod session;
 pub mod sse;
-pub mod telemetry;
 pub mod tools;
 pub mod verification;
 pub mod watchdog;

@@ -20,6 +20,7 @@
 //! | [`workspace`] | tree digest, change lists, views of a workspace, the worker that runs as the caller |
 //! | [`protocol`] | the messages between agentd and the launcher |
 //! | [`launcher`] | the launcher's loop: grants, calls, the daemon, the sweep |
+//! | [`log`] | the log of both processes, to stderr or the journal |
 //! | [`doctor`] | what this host can enforce, found out by doing it |
 //! | [`trusted`] | reading what only root can write |
 //! | [`sys`] | the only unsafe code |
@@ -35,6 +36,7 @@ mod init;
 pub mod landlock;
 pub mod launch;
 pub mod launcher;
+pub mod log;
 mod mounts;
 mod namespaces;
 pub mod netns;

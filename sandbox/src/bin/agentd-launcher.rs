@@ -1,13 +1,11 @@
 //! The privileged half of agentd: `agentd serve` becomes this program.
 
-use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use sandbox::host::LimitsMode;
 use sandbox::launcher::{self, Options};
-use tracing_subscriber::EnvFilter;
 
 /// Starts agentd as the service account and runs its sandboxes. Started by `agentd serve`, not by hand.
 #[derive(Parser)]
@@ -39,9 +37,7 @@ enum Limits {
 }
 
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    log.with_ansi(std::io::stderr().is_terminal()).init();
+    sandbox::log::start();
     let arguments = Arguments::parse();
     let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
     let options = Options {
