@@ -239,14 +239,7 @@ impl<'a> Daemon<'a> {
     /// # Panics
     /// When agentctl cannot be run.
     pub fn exec(&self, options: &[&str], command: &[&str], input: &[u8]) -> Output {
-        let arguments: Vec<&str> = ["exec"].iter().chain(options).chain(&["--"]).chain(command).copied().collect();
-        let mut child = self
-            .agentctl(&arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("agentctl starts");
+        let Held(mut child) = self.exec_held(options, command);
         let mut stdin = child.stdin.take().expect("a pipe");
         let input = input.to_owned();
         let writer = std::thread::spawn(move || {
@@ -256,6 +249,15 @@ impl<'a> Daemon<'a> {
         let output = child.wait_with_output().expect("agentctl ends");
         writer.join().expect("the writer ends");
         output
+    }
+
+    /// Starts one sandboxed command by agentctl, whose stdin stays open until it is let go.
+    ///
+    /// # Panics
+    /// When agentctl cannot be run.
+    pub fn exec_held(&self, options: &[&str], command: &[&str]) -> Held {
+        let arguments: Vec<&str> = ["exec"].iter().chain(options).chain(&["--"]).chain(command).copied().collect();
+        Held::start(&mut self.agentctl(&arguments))
     }
 
     /// Sends a signal to the launcher.
@@ -330,6 +332,40 @@ impl Drop for Daemon<'_> {
     }
 }
 
+/// A sandboxed command that may wait on its stdin for as long as a test wants.
+pub struct Held(Child);
+
+impl Held {
+    /// Starts agentctl with these arguments.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub fn start(agentctl: &mut Command) -> Self {
+        agentctl.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(agentctl.spawn().expect("agentctl starts"))
+    }
+
+    /// Reads its next line of stdout.
+    ///
+    /// # Panics
+    /// When it cannot be read.
+    pub fn line(&mut self) -> String {
+        let stdout = self.0.stdout.as_mut().expect("stdout is a pipe");
+        let bytes = stdout.bytes().map(|byte| byte.expect("stdout can be read"));
+        // Byte by byte: what comes after the line stays where it is.
+        String::from_utf8(bytes.take_while(|byte| *byte != b'\n').collect()).expect("a line of text")
+    }
+
+    /// Ends its stdin and waits for its end.
+    ///
+    /// # Panics
+    /// When it cannot be awaited.
+    pub fn let_go(mut self) -> Output {
+        drop(self.0.stdin.take());
+        self.0.wait_with_output().expect("agentctl ends")
+    }
+}
+
 /// Signals a process by its id.
 ///
 /// # Panics
@@ -337,6 +373,21 @@ impl Drop for Daemon<'_> {
 pub fn signal_process(id: u32, signal: nix::sys::signal::Signal) {
     let pid = nix::unistd::Pid::from_raw(i32::try_from(id).expect("a process id"));
     nix::sys::signal::kill(pid, signal).unwrap_or_else(|error| panic!("{signal} to {id}: {error}"));
+}
+
+/// Kills a process and waits until it runs no more: a signal is on its way for a while, and its parent hears of the end only after it.
+///
+/// # Panics
+/// When it has gone before, or does not go.
+pub fn kill_process(id: u32) {
+    signal_process(id, nix::sys::signal::Signal::SIGKILL);
+    eventually(&format!("process {id} is dead"), PATIENCE, || !runs(id));
+}
+
+/// Whether a process is there and not a zombie.
+#[must_use]
+pub fn runs(id: u32) -> bool {
+    fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
 }
 
 /// Waits until something holds.

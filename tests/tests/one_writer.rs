@@ -4,12 +4,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use agentd_tests::daemon::{Daemon, PATIENCE, eventually, shown};
+use agentd_tests::daemon::{Daemon, Held, PATIENCE, eventually, shown};
 use agentd_tests::site::Site;
 use agentd_tests::{needs, requirement};
 
 fn exec(daemon: &Daemon<'_>, policy: &str, workspace: &Path, script: &str) -> Output {
     daemon.exec(&["--policy", policy, "--workspace", workspace.to_str().unwrap()], &["sh", "-c", script], b"")
+}
+
+/// The same, which goes on from its `read` when it is let go.
+fn held(daemon: &Daemon<'_>, policy: &str, workspace: &Path, script: &str) -> Held {
+    daemon.exec_held(&["--policy", policy, "--workspace", workspace.to_str().unwrap()], &["sh", "-c", script])
 }
 
 /// A site whose jobs may use another site's workspaces, and do this when one is held.
@@ -49,7 +54,7 @@ fn who_changes_a_workspace_has_it_alone_across_jobs_and_daemons() {
     let third = Daemon::start(&waiting);
     let add = "read n < count; echo $((n + 1)) > count";
     std::thread::scope(|scope| {
-        let long = scope.spawn(|| exec(&first, "workspace", &workspace, &format!("echo x > first; sleep 8; {add}")));
+        let long = held(&first, "workspace", &workspace, &format!("echo x > first; read held; {add}"));
         eventually("the first call", PATIENCE, || runs(&work, "first"));
         // Another daemon's job, which is not to wait.
         let output = exec(&second, "workspace", &workspace, add);
@@ -62,21 +67,20 @@ fn who_changes_a_workspace_has_it_alone_across_jobs_and_daemons() {
             let workspace = &workspace;
             scope.spawn(move || exec(daemon, "workspace", workspace, add))
         });
-        for output in others.into_iter().chain([long]).map(|one| one.join().unwrap()) {
+        let long = long.let_go();
+        for output in others.into_iter().map(|one| one.join().unwrap()).chain([long]) {
             assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
         }
     });
     assert_eq!(fs::read_to_string(workspace.join("count")).unwrap(), "4\n", "an update is lost");
     // The twins: it is free again; and those who only read do not keep each other out.
     assert_eq!(exec(&second, "workspace", &workspace, add).status.code(), Some(0));
-    std::thread::scope(|scope| {
-        let reader = scope.spawn(|| exec(&first, "strict", &workspace, "sleep 4; cat count"));
-        std::thread::sleep(std::time::Duration::from_secs(1));
-        let output = exec(&second, "strict", &workspace, "cat count");
-        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b"5\n"[..]), "{}", shown(&output));
-        assert!(!reader.is_finished(), "the readers did not overlap");
-        assert_eq!(reader.join().unwrap().status.code(), Some(0));
-    });
+    let mut reader = held(&first, "strict", &workspace, "cat count; read held; cat count");
+    assert_eq!(reader.line(), "5");
+    let output = exec(&second, "strict", &workspace, "cat count");
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b"5\n"[..]), "{}", shown(&output));
+    let output = reader.let_go();
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b"5\n"[..]), "{}", shown(&output));
     for daemon in [first, second, third] {
         daemon.stop();
     }
@@ -88,14 +92,12 @@ fn who_waits_longer_than_the_call_could_run_is_told_that_the_workspace_is_held()
     let site = Site::new();
     let workspace = site.workspace("w", 0, 0);
     let daemon = Daemon::start(&site);
-    std::thread::scope(|scope| {
-        let long = scope.spawn(|| exec(&daemon, "workspace", &workspace, "echo x > first; sleep 6"));
-        eventually("the first call", PATIENCE, || runs(&site.path("work"), "first"));
-        let options = ["--policy", "workspace", "--timeout", "1s", "--workspace", workspace.to_str().unwrap()];
-        let output = daemon.exec(&options, &["true"], b"");
-        assert_eq!(output.status.code(), Some(125), "{}", shown(&output));
-        assert!(String::from_utf8_lossy(&output.stderr).contains("WORKSPACE_BUSY"), "{}", shown(&output));
-        assert_eq!(long.join().unwrap().status.code(), Some(0));
-    });
+    let long = held(&daemon, "workspace", &workspace, "echo x > first; read held; true");
+    eventually("the first call", PATIENCE, || runs(&site.path("work"), "first"));
+    let options = ["--policy", "workspace", "--timeout", "1s", "--workspace", workspace.to_str().unwrap()];
+    let output = daemon.exec(&options, &["true"], b"");
+    assert_eq!(output.status.code(), Some(125), "{}", shown(&output));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("WORKSPACE_BUSY"), "{}", shown(&output));
+    assert_eq!(long.let_go().status.code(), Some(0));
     daemon.stop();
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
-use agentd_tests::daemon::{Daemon, PATIENCE, eventually, shown, signal_process};
+use agentd_tests::daemon::{Daemon, PATIENCE, eventually, kill_process, runs, shown, signal_process};
 use agentd_tests::far_end::FarEnd;
 use agentd_tests::leftovers;
 use agentd_tests::model_server::{ModelServer, Recorded, Script, Turn};
@@ -202,7 +202,7 @@ fn what_does_not_live_until_its_call_costs_no_call() {
         leaves.into_iter().filter(|leaf| ready(&site).contains(leaf)).flat_map(|leaf| processes_in(&leaf)).max()
     };
     eventually("one waits", PATIENCE, || of_tells().is_some());
-    signal_process(of_tells().unwrap(), Signal::SIGKILL);
+    kill_process(of_tells().unwrap());
     let (_, receipt) = call(&daemon, "tells", &json!({}), None);
     assert_eq!(receipt["outcome"]["kind"], "exited", "{receipt}");
     daemon.stop();
@@ -318,8 +318,7 @@ fn they_die_with_the_daemon() {
         let victim = if is_launchers { daemon.launcher_pid() } else { daemon.agentd_pid() };
         signal_process(victim, Signal::SIGKILL);
         daemon.wait_for_end(PATIENCE);
-        let lives = |id: &u32| fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
-        eventually("all are dead", PATIENCE, || !processes.iter().any(lives));
+        eventually("all are dead", PATIENCE, || !processes.iter().any(|id| runs(*id)));
         leftovers::clear(&site);
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use agentd_tests::daemon::{Daemon, PATIENCE, eventually, shown, signal_process};
+use agentd_tests::daemon::{Daemon, Held, PATIENCE, eventually, kill_process, shown, signal_process};
 use agentd_tests::model_server::{ModelServer, Script, Turn};
 use agentd_tests::site::{Site, chmod};
 use agentd_tests::{leftovers, needs, requirement};
@@ -110,21 +110,17 @@ fn a_worker_that_its_user_kills_costs_the_call_and_nothing_else() {
     let workspace = site.workspace("anna", ANNA, GROUP);
     fs::write(workspace.join("kept"), "kept").unwrap();
     chown(workspace.join("kept"), Some(ANNA), Some(GROUP)).unwrap();
-    std::thread::scope(|scope| {
-        let running = scope.spawn(|| exec(&daemon, ANNA, &workspace, "echo x > kept; sleep 3"));
-        let worker = || {
-            let own = leftovers::processes().into_iter();
-            own.filter(|process| process.parent == daemon.launcher_pid() && process.uid == ANNA)
-                .map(|one| one.id)
-                .next()
-        };
-        eventually("the worker", PATIENCE, || worker().is_some());
-        std::thread::sleep(std::time::Duration::from_secs(1));
-        signal_process(worker().unwrap(), Signal::SIGKILL);
-        let output = running.join().unwrap();
-        assert_eq!(output.status.code(), Some(125), "{}", shown(&output));
-        assert!(words(&output).contains("WORKSPACE_UNAVAILABLE"), "{}", shown(&output));
-    });
+    let script = "echo x > kept; echo written; read held; true";
+    let path = workspace.to_str().unwrap();
+    let command = ["exec", "--policy", "workspace", "--workspace", path, "--", "sh", "-c", script];
+    let mut running = Held::start(&mut daemon.agentctl_as(ANNA, GROUP, &command));
+    assert_eq!(running.line(), "written");
+    let own = leftovers::processes().into_iter();
+    let worker = own.filter(|process| process.parent == daemon.launcher_pid() && process.uid == ANNA).map(|one| one.id);
+    kill_process(worker.last().expect("a worker"));
+    let output = running.let_go();
+    assert_eq!(output.status.code(), Some(125), "{}", shown(&output));
+    assert!(words(&output).contains("WORKSPACE_UNAVAILABLE"), "{}", shown(&output));
     assert_eq!(fs::read(workspace.join("kept")).unwrap(), b"kept");
     let output = exec(&daemon, ANNA, &workspace, "echo x > kept");
     assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
