@@ -35,6 +35,7 @@ use crate::breaker::Observation;
 use crate::feed::CallFeed;
 use crate::launch::{Ended, Launch, LinkError, Order, Settled, Stdin};
 use crate::model::transcript::Arguments;
+use crate::observe::traces::traceparent;
 use crate::retry::Failed;
 use crate::schema;
 use crate::session::event::{CallRecord, ReceiptRef, Refusal};
@@ -230,7 +231,7 @@ pub async fn run<L: Launch>(
         timeout_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
         max_response_bytes: tool.manifest.program.max_response.0,
         idempotency_key: asked.idempotency_key.clone(),
-        traceparent: None,
+        traceparent: Some(traceparent(asked.job, asked.call)),
     };
     let mut stdin = match serde_json::to_vec(&request) {
         Ok(stdin) => stdin,

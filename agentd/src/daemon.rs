@@ -32,13 +32,16 @@ use crate::egress::Egress;
 use crate::installation::Installation;
 use crate::launcher_link::LauncherLink;
 use crate::ledger::Ledger;
-use crate::observe::Observer;
 use crate::observe::audit::AuditLog;
+use crate::observe::slices::Slices;
+use crate::observe::{Observer, otlp};
 use crate::reload::{self, Source};
 use crate::{keys, queue, watchdog};
 
 /// How long running jobs have to come to a stop.
 const STOP_TIME: Duration = Duration::from_secs(20);
+/// How long the collector has for what it was not sent before the stop.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 
 /// What the launcher starts the daemon with.
 #[derive(Debug, Args)]
@@ -55,6 +58,9 @@ pub struct DaemonArgs {
     /// The state directory.
     #[arg(long)]
     state_dir: PathBuf,
+    /// The cgroup that the jobs' slices lie below.
+    #[arg(long)]
+    cgroup_root: Option<PathBuf>,
 }
 
 /// Runs the daemon to its end, and says why it could not start.
@@ -87,7 +93,7 @@ fn start(args: &DaemonArgs, channel: OwnedFd, listener: OwnedFd) -> anyhow::Resu
     let source = Source { config_dir: args.config_dir.clone(), records: reload::records(&args.state_dir) };
     let installation = source.installation()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime")?;
-    let status = runtime.block_on(serve(&source, installation, channel, listener, &args.state_dir));
+    let status = runtime.block_on(serve(&source, installation, channel, listener, args));
     // Whatever still runs on a blocking thread must not hold up the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     status
@@ -98,8 +104,9 @@ async fn serve(
     installation: Installation,
     channel: OwnedFd,
     listener: OwnedFd,
-    state_dir: &Path,
+    args: &DaemonArgs,
 ) -> anyhow::Result<ExitCode> {
+    let state_dir = args.state_dir.as_path();
     let started = Timestamp::now();
     let signals = Signals::watch().context("the signals")?;
     let link = LauncherLink::start(channel, Egress::new(installation.config.network.hosts.clone()))
@@ -110,10 +117,14 @@ async fn serve(
     settle_leftovers(&link, &ledger).await.context("the commits that an earlier run left")?;
     let gate = Arc::new(Gate::look_up(&installation.config).context("the accounts")?);
     let request_limit = usize::try_from(installation.config.limits.request_bytes.0).unwrap_or(usize::MAX);
-    let observer = Observer::start(audit_log(&installation.config, state_dir));
+    let telemetry = &installation.config.telemetry;
+    let exporting = telemetry.otlp_endpoint.as_ref().map(|to| otlp::start(to, &telemetry.service_name)).transpose()?;
+    let (spans, exporting) = exporting.unzip();
+    let observer = Observer::start(audit_log(&installation.config, state_dir), spans);
     let key = keys::read(state_dir).context("the receipt key")?;
     let origin = origin(key.as_ref().map(|key| key.key_id.clone())).context("the host's names")?;
-    let settings = Settings { limits: limits(&installation.config), observer: observer.clone() };
+    let slices = Slices::below(args.cgroup_root.clone());
+    let settings = Settings { limits: limits(&installation.config), observer: observer.clone(), slices };
     let retention = (installation.config.retention.jobs.0, installation.config.retention.receipts.0);
     let catalogue = source.catalogue(installation, Arc::clone(&gate))?;
     let dispatcher = Dispatcher::start(link, ledger, catalogue, origin, settings)
@@ -155,6 +166,12 @@ async fn serve(
     watched.cancel();
     if let Some(watchdog) = watchdog {
         watchdog.await.context("the watchdog's task")?;
+    }
+    drop(dispatcher);
+    if let Some(exporting) = exporting
+        && tokio::time::timeout(LAST_SPANS, exporting).await.is_err()
+    {
+        tracing::info!("the collector did not take the last traces in time");
     }
     tracing::info!("stopped");
     Ok(status)

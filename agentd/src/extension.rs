@@ -24,6 +24,7 @@ use crate::call::{self, Answered, Asked, Ran};
 use crate::feed::CallFeed;
 use crate::launch::{Launch, LinkError, Order, Stdin};
 use crate::model::transcript::{Arguments, Message};
+use crate::observe::traces::traceparent;
 use crate::session::Session;
 
 /// An extension, ready to be asked.
@@ -158,7 +159,7 @@ pub async fn ask<L: Launch>(
         timeout_ms: millis(time),
         max_response_bytes: max_response.0,
         idempotency_key: call.to_string(),
-        traceparent: None,
+        traceparent: Some(traceparent(job, call)),
     };
     let mut ran = Ran {
         asked: Asked {

@@ -1,6 +1,7 @@
 //! What those who watch a job see. Best effort and bounded: a watcher that is too slow reads the ledger instead, and never
 //! slows the job.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -12,7 +13,7 @@ use toolproto::progress::Progress;
 use toolproto::receipt::EXTENSION_PREFIX;
 
 use crate::ledger::Stored;
-use crate::observe::{Observation, Observer};
+use crate::observe::{Observation, Observer, Performer};
 use crate::session::event::{CallRecord, Event, PlannedCall};
 use crate::session::{BatchCall, Session, question};
 
@@ -66,15 +67,17 @@ pub struct Feed {
     events: broadcast::Sender<Seen>,
     snapshot: watch::Sender<Snapshot>,
     uid: u32,
+    performer: Arc<Performer>,
     observer: Observer,
 }
 
 impl Feed {
     /// A feed of a job of this user's that only the observer watches yet.
     #[must_use]
-    pub fn new(job: JobId, uid: u32, session: &Session, observer: Observer) -> Self {
+    pub fn new(job: JobId, uid: u32, performer: Performer, session: &Session, observer: Observer) -> Self {
         let snapshot = Snapshot::of(session, session.elapsed());
-        Self { job, events: broadcast::channel(BACKLOG).0, snapshot: watch::channel(snapshot).0, uid, observer }
+        let (events, snapshot) = (broadcast::channel(BACKLOG).0, watch::channel(snapshot).0);
+        Self { job, events, snapshot, uid, performer: Arc::new(performer), observer }
     }
 
     /// The events from now on.
@@ -112,7 +115,8 @@ impl Feed {
     pub fn publish(&self, views: Vec<Seen>, snapshot: Snapshot) {
         self.snapshot.send_replace(snapshot);
         for view in views {
-            self.observer.tell(Observation::Job { uid: self.uid, event: view.view.clone() });
+            let performer = Arc::clone(&self.performer);
+            self.observer.tell(Observation::Job { uid: self.uid, performer, event: view.view.clone() });
             drop(self.events.send(view));
         }
     }

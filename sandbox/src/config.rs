@@ -268,17 +268,15 @@ pub struct Price {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Telemetry {
-    /// Where traces go, by OTLP over HTTP; none without it.
+    /// The collector that traces go to, by OTLP over HTTP, as `http://HOST:PORT`; none without it.
     pub otlp_endpoint: Option<String>,
     /// The service's name in traces.
     pub service_name: String,
-    /// Whether `GET /metrics` answers.
-    pub metrics: bool,
 }
 
 impl Default for Telemetry {
     fn default() -> Self {
-        Self { otlp_endpoint: None, service_name: "agentd".to_owned(), metrics: true }
+        Self { otlp_endpoint: None, service_name: "agentd".to_owned() }
     }
 }
 
@@ -435,7 +433,7 @@ endpoint = "http://127.0.0.1:8000/v1"
 input = 1.5
 output = 6.0
 [telemetry]
-metrics = false
+otlp_endpoint = "http://127.0.0.1:4318"
 [retention]
 jobs = "720h"
 [audit]

@@ -88,6 +88,16 @@ impl FarEnd {
         })
     }
 
+    /// Answers each HTTP request with nothing, once it was looked at.
+    pub fn taking(take: impl Fn(&Asked) + Send + Sync + 'static) -> Self {
+        Self::start(move |connection, notes| {
+            answer_requests(connection, notes, &|asked: &Asked| {
+                take(asked);
+                Some(Vec::new())
+            })
+        })
+    }
+
     /// Its port.
     pub fn port(&self) -> u16 {
         self.address.port()
@@ -144,8 +154,8 @@ pub struct Asked {
     pub path: String,
     /// Its Host.
     pub host: String,
-    /// How long its body was.
-    pub body: usize,
+    /// Its body.
+    pub body: Vec<u8>,
 }
 
 /// The request as JSON, or for `/bytes/N` so many bytes.
@@ -153,9 +163,9 @@ pub struct Asked {
 fn echo(asked: &Asked) -> Option<Vec<u8>> {
     Some(match asked.path.strip_prefix("/bytes/").and_then(|number| number.parse().ok()) {
         Some(number) => vec![b'x'; number],
-        None => {
-            serde_json::json!({"path": asked.path, "host": asked.host, "body": asked.body}).to_string().into_bytes()
-        }
+        None => serde_json::json!({"path": asked.path, "host": asked.host, "body": asked.body.len()})
+            .to_string()
+            .into_bytes(),
     })
 }
 
@@ -199,7 +209,7 @@ fn answer_requests<S: io::Read + io::Write>(
             is_chunked = size > 0;
         }
         note(notes, &format!("{} {host}", line.trim()));
-        let answer = answer(&Asked { path, host, body: body.len() });
+        let answer = answer(&Asked { path, host, body });
         let (status, content) = answer.map_or(("404 Not Found", Vec::new()), |content| ("200 OK", content));
         let to = from.get_mut();
         let length = content.len();

@@ -115,6 +115,9 @@ pub struct JobView {
     pub waiting_for: Option<WaitingFor>,
     /// What it used so far.
     pub usage: JobUsage,
+    /// Bytes of memory that its tools hold now; absent when none runs, or the host does not count.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub memory_bytes: Option<u64>,
     /// Its result, once it is done.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub result: Option<JobResult>,

@@ -1,9 +1,9 @@
 //! `cargo ci`: everything that must hold before a change lands, stage by stage, up to the first that fails.
 //!
 //! ```text
-//!   format  lint  programs  runtimes  tests ───────────  guest-limits  documentation  …  demo
-//!     └── guest-image ──────────────────────────────┘    ┆
-//!                            └── simulation  fuzz  dependencies ────┘
+//!   format  lint  programs  runtimes  tests ─────────────────────  documentation  …  demo
+//!     └── guest-image ─────────────┤├── guest-limits  guest-package ──┤
+//!                                  └─── simulation  fuzz  dependencies ┘
 //! ```
 
 mod beside;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 
-use self::beside::Beside;
+use self::beside::{Beside, Priority};
 use self::counts::Counts;
 use crate::guest::{self, debian::Suite};
 use crate::process;
@@ -58,6 +58,8 @@ pub(crate) enum Stage {
     GuestImage,
     /// What the tests leave out where the host has no controllers, in a machine that has them
     GuestLimits,
+    /// The Debian package under systemd, in a machine that is installed anew
+    GuestPackage,
     /// Whole jobs from seeds
     Simulation,
     /// Coverage-guided fuzzing, for a minute
@@ -96,14 +98,16 @@ pub(crate) fn run(extent: Extent) -> Result<()> {
 }
 
 fn whole(report: &mut Report) -> Result<()> {
-    let image = Beside::start(&[Stage::GuestImage]);
+    let image = Beside::start(&[Stage::GuestImage], Priority::Low);
     for stage in [Stage::Format, Stage::Lint, Stage::Programs, Stage::Runtimes] {
         report.stage(stage)?;
     }
-    let others = Beside::start(&[Stage::Simulation, Stage::Fuzz, Stage::Dependencies]);
-    report.stage(Stage::Tests)?;
     report.join(image)?;
-    report.stage(Stage::GuestLimits)?;
+    // Tests wait most of their time, a guest does as well; what computes takes what they leave.
+    let guests = Beside::start(&[Stage::GuestLimits, Stage::GuestPackage], Priority::Same);
+    let others = Beside::start(&[Stage::Simulation, Stage::Fuzz, Stage::Dependencies], Priority::Low);
+    report.stage(Stage::Tests)?;
+    report.join(guests)?;
     report.join(others)?;
     LAST.into_iter().try_for_each(|stage| report.stage(stage))
 }
@@ -120,6 +124,7 @@ pub(crate) fn perform(stage: Stage) -> Result<u64> {
         Stage::Tests => tested(&mut project::cargo(["test", "--workspace", "--no-fail-fast"])),
         Stage::GuestImage => guest::prepare(Suite::Trixie).map(|()| 0),
         Stage::GuestLimits => in_guest(guest::limits::run),
+        Stage::GuestPackage => in_guest(guest::package::run),
         Stage::Simulation => {
             // The same program as before, with more to play: to build it optimised would take longer than it saves.
             let mut test = project::cargo(["test", "--workspace", "--lib", "--", "session::simulation"]);

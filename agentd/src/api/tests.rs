@@ -34,6 +34,7 @@ use crate::dispatcher::{Settings, Staffed};
 use crate::launch::{Admission, Ended, Keep, LinkError, Order, Rejection, Settled, Stdin};
 use crate::ledger::Ledger;
 use crate::observe::Observer;
+
 use crate::scripted::{Behaviour, ScriptedLaunch, ScriptedModel, agent, calls, says, tools};
 use crate::{launch, queue};
 
@@ -129,8 +130,11 @@ impl Office {
             ("hang", Behaviour::Hangs),
         ];
         let model = ScriptedModel::new(vec![calls(&[("read", json!({}))]), says("{\"done\":true}")]);
-        let settings =
-            Settings { limits: queue::Limits { running: 4, per_user: 4, waiting: 4 }, observer: Observer::blind() };
+        let settings = Settings {
+            limits: queue::Limits { running: 4, per_user: 4, waiting: 4 },
+            observer: Observer::blind(),
+            slices: crate::observe::slices::Slices::default(),
+        };
         let catalogue = Catalogue {
             tools: tools(),
             agents: vec![Staffed { agent: agent(), model }],
@@ -148,7 +152,7 @@ impl Office {
         let key = KeyView { key_id: "k".to_owned(), algorithm: "ed25519".to_owned(), public_key: "PEM".to_owned() };
         let api = Api {
             dispatcher,
-            observer: Observer::start(None),
+            observer: Observer::start(None, None),
             request_limit: 10_000,
             keys: vec![key],
             started: Timestamp::now(),

@@ -39,7 +39,8 @@ use crate::launch::{Keep, Launch, LinkError};
 use crate::ledger::{JobRow, Ledger, LedgerError};
 use crate::model::Model;
 use crate::observe::metrics::Load;
-use crate::observe::{Observation, Observer};
+use crate::observe::slices::Slices;
+use crate::observe::{Observation, Observer, Performer};
 use crate::queue::{self, Queue};
 use crate::runner::{Answer, Runner, Shared, Steer, Unsteered};
 use crate::session::Session;
@@ -54,6 +55,8 @@ pub struct Settings {
     pub limits: queue::Limits,
     /// Who watches without taking part.
     pub observer: Observer,
+    /// Where it is seen what a job's tools hold.
+    pub slices: Slices,
 }
 
 /// An agent with those who answer for it.
@@ -79,6 +82,7 @@ struct Inner<L> {
     shared: Arc<Shared<L>>,
     offer: RwLock<Arc<Offer>>,
     observer: Observer,
+    slices: Slices,
     table: Mutex<Table<L>>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -127,6 +131,7 @@ impl<L: Launch> Dispatcher<L> {
                 shared: Arc::new(Shared { launch, ledger, origin }),
                 offer: RwLock::new(Arc::new(Offer::first(catalogue, settings.observer.clone()))),
                 observer: settings.observer,
+                slices: settings.slices,
                 table: Mutex::new(Table {
                     queue: Queue::new(settings.limits),
                     live: HashMap::new(),
@@ -355,9 +360,11 @@ impl<L: Launch> Dispatcher<L> {
             (None, Some(snapshot)) => snapshot.usage,
             (None, None) => JobUsage::default(),
         };
+        let runs = result.is_none() && live.is_some_and(|live| live.waiting.is_none());
         JobView {
             version: API_VERSION,
             job_id: row.id,
+            memory_bytes: runs.then(|| self.inner.slices.memory(row.id)).flatten(),
             state: match &result {
                 Some(_) => JobState::Done,
                 None if waiting_for.is_some() => JobState::Waiting,
@@ -381,7 +388,9 @@ impl<L: Launch> Dispatcher<L> {
         let Prepared { agent, model, session, sequence, evidence_head, begin } = prepared;
         let (steer, wishes) = mpsc::channel(STEER);
         let (sender, receiver) = watch::channel(None);
-        let feed = Feed::new(row.id, row.uid, &session, self.inner.observer.clone());
+        let (provider, named) = agent.models.first().map(|first| first.provider.names()).unwrap_or_default();
+        let performer = Performer { agent: agent.name.clone(), provider, model: named.to_owned() };
+        let feed = Feed::new(row.id, row.uid, performer, &session, self.inner.observer.clone());
         let runner = Runner {
             shared: Arc::clone(&self.inner.shared),
             job: row.id,

@@ -57,8 +57,11 @@ async fn start(
     model: &Arc<ScriptedModel>,
 ) -> Dispatcher<Arc<ScriptedLaunch>> {
     let origin = Origin { host: "host".to_owned(), boot_id: "boot".to_owned(), key_id: None };
-    let settings =
-        Settings { limits: queue::Limits { running: 4, per_user: 4, waiting: 4 }, observer: Observer::blind() };
+    let settings = Settings {
+        limits: queue::Limits { running: 4, per_user: 4, waiting: 4 },
+        observer: Observer::blind(),
+        slices: Slices::default(),
+    };
     let ledger = Ledger::open(folder).unwrap();
     Dispatcher::start(launch.clone(), ledger, catalogue(agent, model), origin, settings).await.unwrap()
 }

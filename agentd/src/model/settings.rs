@@ -33,6 +33,19 @@ pub enum Provider {
     },
 }
 
+impl Provider {
+    /// The provider's and the model's name in traces: `gen_ai.provider.name` and `gen_ai.request.model` of OpenTelemetry's
+    /// conventions.
+    #[must_use]
+    pub fn names(&self) -> (&'static str, &str) {
+        match self {
+            Self::OpenAi(endpoint) | Self::Responses(endpoint) => ("openai", &endpoint.model),
+            Self::Anthropic(endpoint) => ("anthropic", &endpoint.model),
+            Self::Replay { .. } => ("replay", "replay"),
+        }
+    }
+}
+
 /// A model behind HTTP.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {

@@ -115,7 +115,7 @@ impl AuditLog {
     fn line<'a>(&mut self, observation: &'a Observation) -> Option<Line<'a>> {
         let now = || in_microseconds(Timestamp::now());
         Some(match observation {
-            Observation::Job { uid, event } => {
+            Observation::Job { uid, event, .. } => {
                 let line = Line {
                     time: in_microseconds(event.time),
                     event: event.body.name(),
@@ -244,16 +244,20 @@ fn millis(from: Timestamp, to: Timestamp) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::Value;
     use toolproto::api::{API_VERSION, EventView};
 
     use super::*;
+    use crate::observe::Performer;
 
     fn phase(second: i64, from: Phase, to: Phase) -> Observation {
         let body = EventBody::Phase { from, to, reason: "ON_X".to_owned(), usage: JobUsage::default() };
         let time = Timestamp::from_second(second).unwrap();
         let event = EventView { version: API_VERSION, sequence: Some(1), job_id: JobId::from_u128(1), time, body };
-        Observation::Job { uid: 1000, event }
+        let performer = Performer { agent: "clerk".to_owned(), provider: "openai", model: "small".to_owned() };
+        Observation::Job { uid: 1000, performer: Arc::new(performer), event }
     }
 
     fn lines(folder: &Path) -> Vec<Value> {

@@ -1,13 +1,17 @@
-//! What watches agentd's work without taking part in it: the audit log and the metrics. Best effort and bounded: what does
-//! not fit into the queue is counted and dropped, and no job ever waits for it.
+//! What watches agentd's work without taking part in it: the audit log, the metrics and the traces. Best effort and bounded: what
+//! does not fit into a queue is counted and dropped, and no job ever waits for it.
 //!
 //! ```text
-//!   jobs, direct calls, API ── try_send ──► queue ──► one task ──► audit.log, metrics
+//!   jobs, direct calls, API ── try_send ──► queue ──► one task ──┬──► audit.log, metrics
+//!                                                       └──► spans ──► queue ──► one task ──► collector
 //! ```
 
 pub mod audit;
 pub mod metrics;
+pub mod otlp;
 mod pressure;
+pub mod slices;
+pub mod traces;
 
 use std::sync::Arc;
 
@@ -19,10 +23,23 @@ use toolproto::receipt::Usage;
 
 use self::audit::AuditLog;
 use self::metrics::Metrics;
+use self::otlp::Spans;
+use self::traces::Traces;
 use crate::breaker::State;
 
 /// How many observations wait.
 const QUEUE: usize = 4096;
+
+/// Who works at a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Performer {
+    /// The agent.
+    pub agent: String,
+    /// Who makes its first model, by the names of OpenTelemetry's conventions.
+    pub provider: &'static str,
+    /// Its first model.
+    pub model: String,
+}
 
 /// One thing that happened.
 #[derive(Clone, Debug)]
@@ -31,6 +48,8 @@ pub enum Observation {
     Job {
         /// The job's owner.
         uid: u32,
+        /// Who works at it.
+        performer: Arc<Performer>,
         /// The event.
         event: EventView,
     },
@@ -102,15 +121,23 @@ impl Observer {
 
     /// Starts the task that writes and counts. It ends when the last observer is dropped.
     #[must_use]
-    pub fn start(mut audit: Option<AuditLog>) -> Self {
+    pub fn start(mut audit: Option<AuditLog>, spans: Option<Spans>) -> Self {
         let metrics = Arc::new(Metrics::new());
         let (sender, mut queue) = mpsc::channel(QUEUE);
         let counted = Arc::clone(&metrics);
+        let mut traces = Traces::default();
         tokio::task::spawn_blocking(move || {
             while let Some(observation) = queue.blocking_recv() {
                 counted.count(&observation);
                 if let Some(audit) = &mut audit {
                     audit.record(&observation);
+                }
+                if let Some(spans) = &spans {
+                    for span in traces.follow(&observation) {
+                        if !spans.offer(span) {
+                            counted.count_dropped();
+                        }
+                    }
                 }
             }
         });

@@ -184,7 +184,7 @@ impl ConfigFile {
                 None => super::Access::for_service(&self.service),
             },
             models: check_models(self.model, &source)?,
-            telemetry: self.telemetry,
+            telemetry: check_telemetry(self.telemetry, &source)?,
             retention: self.retention,
             audit: self.audit,
             network: check_network(self.network, &source)?,
@@ -343,6 +343,20 @@ fn check_network(network: Network, source: &Source<'_>) -> Result<Network, FileE
         }
     }
     Ok(network)
+}
+
+fn check_telemetry(telemetry: Telemetry, source: &Source<'_>) -> Result<Telemetry, FileError> {
+    let is_address = |endpoint: &str| {
+        let host = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
+        host.is_some_and(|host| host.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '['))
+    };
+    match &telemetry.otlp_endpoint {
+        Some(endpoint) if !is_address(endpoint) => {
+            let reason = format!("`{endpoint}` is no address of a collector, such as \"http://127.0.0.1:4318\"");
+            Err(source.refuse("telemetry", "otlp_endpoint", reason))
+        }
+        _ => Ok(telemetry),
+    }
 }
 
 fn check_models(

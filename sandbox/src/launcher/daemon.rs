@@ -78,6 +78,8 @@ pub struct DaemonStart<'a> {
     pub config_dir: &'a Path,
     /// The state directory.
     pub state_dir: &'a Path,
+    /// The cgroup that the jobs' slices lie below, if there is one.
+    pub cgroup_root: Option<&'a Path>,
     /// Whom it runs as.
     pub account: Account,
     /// Its end of the channel.
@@ -174,7 +176,8 @@ fn command(start: &DaemonStart<'_>) -> Result<Vec<CString>, std::ffi::NulError> 
         "--state-dir".into(),
         start.state_dir.into(),
     ];
-    words.iter().map(|word| CString::new(word.as_bytes())).collect()
+    let slices = start.cgroup_root.map(|root| ["--cgroup-root".into(), root.into()]);
+    words.iter().chain(slices.iter().flatten()).map(|word| CString::new(word.as_bytes())).collect()
 }
 
 fn environment(credentials: Option<&Path>) -> Result<Vec<CString>, std::ffi::NulError> {

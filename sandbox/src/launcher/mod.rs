@@ -166,6 +166,7 @@ pub fn run(options: &Options) -> Result<ExitCode, LauncherError> {
         credentials: credentials.as_ref().map(Credentials::path),
         config_dir: &config_dir,
         state_dir: state.path(),
+        cgroup_root: tree.as_ref().map(Tree::path),
         account,
         channel: theirs,
         listener: socket.as_fd(),

@@ -1,4 +1,4 @@
-//! Stages that run beside others: each as a program of its own at a lower priority, one after the other. What they print
+//! Stages that run beside others: each as a program of its own, one after the other. What they print
 //! is kept and shown once they are waited for, since two outputs on one terminal are none.
 
 use std::fs::{self, File};
@@ -15,10 +15,27 @@ use super::Stage;
 use crate::process::Running;
 use crate::project::{self, Profile};
 
-/// How much they give way. Tests wait most of their time, and what they leave of the processors is enough.
-const NICE: &str = "10";
 /// How often it is looked whether they are wanted still.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// How much they give way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Priority {
+    /// Not at all.
+    Same,
+    /// To everything else.
+    Low,
+}
+
+impl Priority {
+    /// As nice(1) takes it.
+    const fn niceness(self) -> &'static str {
+        match self {
+            Self::Same => "0",
+            Self::Low => "10",
+        }
+    }
+}
 
 /// Stages that run; ended with this value.
 pub(super) struct Beside {
@@ -37,10 +54,10 @@ pub(super) struct Ran {
 
 impl Beside {
     /// Starts them.
-    pub(super) fn start(stages: &'static [Stage]) -> Self {
+    pub(super) fn start(stages: &'static [Stage], priority: Priority) -> Self {
         let unwanted = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&unwanted);
-        let worker = std::thread::spawn(move || run_all(stages, &flag));
+        let worker = std::thread::spawn(move || run_all(stages, priority, &flag));
         Self { worker: Some(worker), unwanted }
     }
 
@@ -60,12 +77,12 @@ impl Drop for Beside {
 }
 
 /// Runs them up to the first that fails.
-fn run_all(stages: &[Stage], unwanted: &AtomicBool) -> Vec<Ran> {
+fn run_all(stages: &[Stage], priority: Priority, unwanted: &AtomicBool) -> Vec<Ran> {
     let mut ran = Vec::new();
     for &stage in stages {
         let start = Instant::now();
         let mut said = String::new();
-        let outcome = run(stage, unwanted, &mut said);
+        let outcome = run(stage, priority, unwanted, &mut said);
         let failed = outcome.is_err();
         ran.push(Ran { stage, took: start.elapsed(), said, outcome });
         if failed {
@@ -75,14 +92,17 @@ fn run_all(stages: &[Stage], unwanted: &AtomicBool) -> Vec<Ran> {
     ran
 }
 
-fn run(stage: Stage, unwanted: &AtomicBool, said: &mut String) -> Result<()> {
+fn run(stage: Stage, priority: Priority, unwanted: &AtomicBool, said: &mut String) -> Result<()> {
     let value = stage.to_possible_value().context("every stage has a name")?;
     let folder = project::target()?.join("ci");
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let path = folder.join(format!("{}.log", value.get_name()));
     let log = File::create(&path).with_context(|| format!("making {}", path.display()))?;
     let mut command = Command::new("nice");
-    command.args(["-n", NICE]).arg(project::program("xtask", Profile::Debug)?).args(["stage", value.get_name()]);
+    command
+        .args(["-n", priority.niceness()])
+        .arg(project::program("xtask", Profile::Debug)?)
+        .args(["stage", value.get_name()]);
     command.stdout(log.try_clone()?).stderr(log);
     let status = wait(&mut Running::start(&mut command)?, unwanted);
     let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;

@@ -239,14 +239,20 @@ assert share <= 0.35, share'
 }
 
 step_reload() {
+    date +%T.%N
     echo 'version = 1
 name = "worker"
 no_such_key = 1' > /etc/agentd/agents/broken.toml
     [ "$(status_of systemctl reload agentd.service)" != 0 ]
+    date +%T.%N
     journalctl --unit agentd.service --output cat | grep 'broken.toml:3'
     rm /etc/agentd/agents/broken.toml
     systemctl reload agentd.service
+    date +%T.%N
     as alice agentctl tools
+    date +%T.%N
+    journalctl -o short-precise -n 120 --no-pager
+    false
 }
 
 step_restart() {
@@ -256,6 +262,8 @@ step_restart() {
     echo "$groups" | grep supervisor
     systemctl restart agentd.service
     held_job_succeeds
+    # Log entries have fields.
+    journalctl --unit agentd.service AGENTD_JOB="$(cat /root/job)" --output cat | grep 'job goes on'
     [ -z "$(systemd-cgls --no-pager --unit agentd.service | grep "agent-$(cat /root/job)")" ]
 }
 

@@ -56,8 +56,8 @@ async fn live_jobs(context: &Context) -> Result<Vec<JobView>, Failure> {
 }
 
 fn picture(health: &Health, jobs: &[JobView]) -> String {
-    let heading = ["JOB", "AGENT", "UID", "STATE", "TURNS", "CALLS", "TOKENS", "CPU", "TIME", "USD"];
-    let rows: Vec<[String; 10]> = jobs.iter().map(row).collect();
+    let heading = ["JOB", "AGENT", "UID", "STATE", "TURNS", "CALLS", "TOKENS", "CPU", "MEMORY", "TIME", "USD"];
+    let rows: Vec<[String; 11]> = jobs.iter().map(row).collect();
     format!(
         "agentd {} since {}: {} run, {} wait\n\n{}",
         health.agentd_version,
@@ -68,7 +68,7 @@ fn picture(health: &Health, jobs: &[JobView]) -> String {
     )
 }
 
-fn row(job: &JobView) -> [String; 10] {
+fn row(job: &JobView) -> [String; 11] {
     let usage = &job.usage;
     [
         job.job_id.to_string(),
@@ -79,6 +79,7 @@ fn row(job: &JobView) -> [String; 10] {
         usage.tool_calls.to_string(),
         (usage.input_tokens + usage.output_tokens).to_string(),
         format!("{:.1}s", usage.cpu_seconds),
+        job.memory_bytes.map_or_else(|| "-".to_owned(), |bytes| format!("{}MiB", bytes.div_ceil(1 << 20))),
         format!("{:.0}s", usage.wall_seconds),
         format!("{:.4}", usage.cost_usd),
     ]
