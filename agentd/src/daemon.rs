@@ -61,6 +61,9 @@ pub struct DaemonArgs {
     /// The cgroup that the jobs' slices lie below.
     #[arg(long)]
     cgroup_root: Option<PathBuf>,
+    /// Receipts are signed by another key than before this start.
+    #[arg(long)]
+    key_has_changed: bool,
 }
 
 /// Runs the daemon to its end, and says why it could not start.
@@ -121,8 +124,12 @@ async fn serve(
     let exporting = telemetry.otlp_endpoint.as_ref().map(|to| otlp::start(to, &telemetry.service_name)).transpose()?;
     let (spans, exporting) = exporting.unzip();
     let observer = Observer::start(audit_log(&installation.config, state_dir), spans);
-    let key = keys::read(state_dir).context("the receipt key")?;
-    let origin = origin(key.as_ref().map(|key| key.key_id.clone())).context("the host's names")?;
+    let keys = keys::read(state_dir).context("the receipt key")?;
+    if args.key_has_changed {
+        keys.change().into_iter().for_each(|change| observer.tell(change));
+    }
+    let keys = keys.views();
+    let origin = origin(keys.first().map(|key| key.key_id.clone())).context("the host's names")?;
     let slices = Slices::below(args.cgroup_root.clone());
     let settings = Settings { limits: limits(&installation.config), observer: observer.clone(), slices };
     let retention = (installation.config.retention.jobs.0, installation.config.retention.receipts.0);
@@ -133,14 +140,8 @@ async fn serve(
     dispatcher.keep_tidy(retention.0, retention.1);
 
     let stopping = CancellationToken::new();
-    let api = Api {
-        dispatcher: dispatcher.clone(),
-        observer,
-        request_limit,
-        keys: key.into_iter().collect(),
-        started,
-        stopping: stopping.clone(),
-    };
+    let api =
+        Api { dispatcher: dispatcher.clone(), observer, request_limit, keys, started, stopping: stopping.clone() };
     let serving = tokio::spawn(server::serve(listener, api::router(api), gate, Bounds::default(), stopping.clone()));
     // Watched until the end of the end: what does not stop in time is ended by the service manager, too.
     let watched = CancellationToken::new();

@@ -18,7 +18,7 @@
 //! | [`feed`] | what those who watch a job see |
 //! | [`guards`] | what stands between a call and its tool: places, breakers, retries, fallbacks |
 //! | [`installation`] | everything that the configuration names |
-//! | [`keys`] | the public key that verifies receipts |
+//! | [`keys`] | the public keys that verify receipts |
 //! | [`launch`] | what the loop needs of the launcher |
 //! | [`launcher_link`] | the daemon's end of the launcher's protocol |
 //! | [`ledger`] | what was acknowledged, on disk |

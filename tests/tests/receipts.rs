@@ -1,4 +1,4 @@
-//! A real job's receipts, verified by `agentctl verify` and by a second implementation, which must say the same: of the good
+//! A real job's receipts, and the history of the keys that signed them, verified by `agentctl verify` and by a second implementation, which must say the same: of the good
 //! bundle, and of everything that can be done to it without the key.
 
 use std::collections::BTreeSet;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use agentd_tests::daemon::{Daemon, shown};
-use agentd_tests::model_server::{Call, ModelServer, Script, Turn};
+use agentd_tests::model_server::{Call, ModelServer, Order, Script, Turn};
 use agentd_tests::python::{self, Source};
 use agentd_tests::site::Site;
 use agentd_tests::{needs, requirement};
@@ -102,6 +102,120 @@ fn tampered(good: &[String]) -> Vec<(&'static str, Vec<String>)> {
         ("another payload type", edit(0, &|envelope| envelope["payloadType"] = json!("text/plain"))),
         ("a seal that counts less", edit(4, &|envelope| rewrite(envelope, "\"count\":4", "\"count\":3"))),
     ]
+}
+
+#[test]
+fn a_job_that_lives_through_a_change_of_the_key_is_one_chain_and_the_change_is_on_record() {
+    needs!(requirements());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let python = match python::with_module(folder, "cryptography", PACKAGE, Source::SystemToo) {
+        Ok(python) => python,
+        Err(reason) => return requirement::skip(&format!("no Python with the package {PACKAGE}: {reason}")),
+    };
+    let script = || Script {
+        order: Order::Transcript,
+        ..Script::of([
+            Turn::call("note", json!({"file": "a", "text": "before"})),
+            Turn::call("note", json!({"file": "b", "text": "after"})),
+            Turn::text(json!({"done": true}).to_string()),
+        ])
+    };
+    let server = ModelServer::start(Script { turns: script().turns[..1].to_vec(), ..script() }).unwrap();
+    let address = server.address();
+    let site = Site::new();
+    site.python_tool(
+        "note",
+        "[execution]\nmutates_workspace = true",
+        "open('/workspace/' + arguments['file'], 'a').write(arguments['text'])\nreply({})",
+    );
+    site.agent("worker", &server.base_url(), &["note"], "");
+    let daemon = Daemon::start(&site);
+    let former = fs::read_to_string(site.path("state/receipt.pub")).unwrap();
+    let workspace = site.workspace("w", 0, 0);
+    let id = daemon.submit(&json!({"version": 1, "agent": "worker", "goal": {}, "workspace": workspace}));
+    assert_eq!(daemon.result(&id)["error_code"], "MODEL_UNAVAILABLE", "{}", daemon.log());
+    drop(server);
+    daemon.stop();
+
+    // As docs/operating.md says.
+    fs::rename(site.path("state/launcher/receipt.key"), site.path("state/launcher/receipt.key.old")).unwrap();
+    let server = ModelServer::listen(script(), address, None).unwrap();
+    let daemon = Daemon::start(&site);
+    assert!(!site.path("state/launcher/receipt.key.old").exists(), "it has signed off");
+    let output = daemon.agentctl(&["resume", &id, "--wait"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}\n{:?}\n{}", shown(&output), server.refusals(), daemon.log());
+    let bundle = site.path("bundle.jsonl");
+    let output = daemon.agentctl(&["receipts", &id, "--bundle", bundle.to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+
+    let verifiers = Verifiers { python: python.clone(), key: site.path("state/receipt.pub") };
+    assert_eq!(verifiers.faults(&daemon, &bundle), BTreeSet::new());
+    let keys = daemon.get("/v1/keys").json();
+    let named = |index: usize, field: &str| keys["keys"][index][field].as_str().unwrap_or("-").to_owned();
+    assert_eq!((named(0, "until").as_str(), named(1, "until")), ("-", named(0, "from")), "{keys}");
+    let report = daemon.agentctl(&["--json", "verify", bundle.to_str().unwrap()]).output().unwrap();
+    let report: Value = serde_json::from_slice(&report.stdout).unwrap();
+    let signed =
+        json!([{"key_id": named(1, "key_id"), "envelopes": 1}, {"key_id": named(0, "key_id"), "envelopes": 2}]);
+    assert_eq!((&report["keys"], &report["valid"]), (&signed, &json!(true)), "{report}");
+    for (what, key) in [("the former key alone", former), ("the new key alone", named(0, "public_key"))] {
+        let file = site.write("one.pub", key.as_bytes());
+        let faults = Verifiers { python: python.clone(), key: file }.faults(&daemon, &bundle);
+        assert!(faults.iter().any(|(_, fault)| fault == "wrong_key"), "{what}: {faults:?}");
+    }
+
+    let history = site.path("state/receipt.history");
+    assert_eq!(verifiers.faults(&daemon, &history), BTreeSet::new());
+    let records: Vec<String> = fs::read_to_string(&history).unwrap().lines().map(str::to_owned).collect();
+    let edit = |change: &dyn Fn(&mut Value)| {
+        let mut record: Value = serde_json::from_str(&records[1]).unwrap();
+        change(&mut record);
+        vec![records[0].clone(), record.to_string()]
+    };
+    let tampered = [
+        ("the change left out", records[..1].to_vec()),
+        ("what was before left out", records[1..].to_vec()),
+        (
+            "the former key's signature taken away",
+            edit(&|record| drop(record["signatures"].as_array_mut().unwrap().pop())),
+        ),
+        ("said to be missing", edit(&|record| rewrite(record, "\"present\"", "\"missing\""))),
+        ("another time", edit(&|record| rewrite(record, "\"time\":\"2", "\"time\":\"3"))),
+        (
+            "the signatures changed for each other",
+            edit(&|record| {
+                let swapped = record["signatures"][0]["sig"].clone();
+                record["signatures"][1]["sig"] = swapped;
+            }),
+        ),
+    ];
+    for (what, lines) in tampered {
+        let file = site.write("history.jsonl", lines.join("\n").as_bytes());
+        assert!(!verifiers.faults(&daemon, &file).is_empty(), "nobody saw: {what}");
+    }
+
+    let listed = daemon.agentctl(&["keys"]).output().unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(listed.contains("in use") && listed.contains("itself and the key before"), "{listed}");
+    let file = site.path("keys.pub");
+    assert!(daemon.agentctl(&["keys", "--file", file.to_str().unwrap()]).output().unwrap().status.success());
+    assert_eq!(fs::read(&file).unwrap(), fs::read(site.path("state/receipt.pub")).unwrap());
+    daemon.stop();
+
+    // Without the former key, which is said.
+    fs::remove_file(site.path("state/launcher/receipt.key")).unwrap();
+    let daemon = Daemon::start(&site);
+    let listed = daemon.agentctl(&["keys"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("itself alone"), "{}", shown(&listed));
+    assert_eq!(verifiers.faults(&daemon, &history), BTreeSet::new());
+    assert_eq!(verifiers.faults(&daemon, &bundle), BTreeSet::new(), "two keys ago");
+    daemon.stop();
+    let audit = fs::read_to_string(site.path("state/audit/audit.log")).unwrap();
+    let lines = audit.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let changes: Vec<Value> = lines.filter(|line| line["event"] == "key.changed").collect();
+    assert_eq!(changes.len(), 2, "{audit}");
+    assert_eq!((&changes[0]["from"], &changes[0]["to"]), (&json!(named(1, "key_id")), &json!(named(0, "key_id"))));
+    assert!(changes[1]["reason"].as_str().unwrap().contains("not signed"), "{audit}");
 }
 
 fn rewrite(envelope: &mut Value, from: &str, to: &str) {

@@ -67,7 +67,8 @@ fn stopping_leaves_nothing_but_state() {
     assert!(output.status.success(), "{}", shown(&output));
     daemon.stop();
     assert_eq!(listing(&site.path("run")), Vec::<String>::new());
-    assert_eq!(listing(&site.path("state")), ["audit", "launcher", "ledger", "receipt.pub", "staging", "workspaces"]);
+    let state = ["audit", "launcher", "ledger", "receipt.history", "receipt.pub", "staging", "workspaces"];
+    assert_eq!(listing(&site.path("state")), state);
 }
 
 /// A daemon in the middle of a job: a tool sleeps, with a child that sleeps too.

@@ -616,6 +616,17 @@ pub struct KeyView {
     pub algorithm: String,
     /// SubjectPublicKeyInfo as PEM.
     pub public_key: String,
+    /// Since when it signs or signed; absent when that was before changes were recorded.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Time>"))]
+    pub from: Option<Timestamp>,
+    /// Until when it signed; absent for the one in use.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Time>"))]
+    pub until: Option<Timestamp>,
+    /// The signed record of how it came into use, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub record: Option<Envelope>,
 }
 
 /// The answer to `GET /keys`.
@@ -624,7 +635,7 @@ pub struct KeyView {
 pub struct KeyList {
     /// [`API_VERSION`].
     pub version: u32,
-    /// The keys, the one in use first; empty until receipts are signed.
+    /// The keys, the one in use first, former ones after it, newest first; empty until receipts are signed.
     pub keys: Vec<KeyView>,
 }
 

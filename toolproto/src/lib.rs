@@ -10,6 +10,7 @@
 //! | [`manifest`] | `tool.toml`: the raw shape and the checked one |
 //! | [`request`], [`reply`], [`progress`], [`introspection`] | tool protocol 1: what a tool reads and writes |
 //! | [`receipt`] | what a call did: outcome, usage, changes, evidence, DSSE envelope |
+//! | [`key_history`] | which keys signed receipts, and since when |
 //! | [`job`] | what a client submits and what it gets back |
 //! | [`api`] | the other bodies of the HTTP API: views, events, calls, exec |
 //! | `schema` | JSON Schemas of what is text in JSON, with the feature of that name |
@@ -23,6 +24,7 @@ pub mod framing;
 pub mod ids;
 pub mod introspection;
 pub mod job;
+pub mod key_history;
 pub mod manifest;
 pub mod progress;
 pub mod receipt;

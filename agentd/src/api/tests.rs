@@ -149,7 +149,14 @@ impl Office {
         let config = Config::parse(Path::new("/e/agentd.toml"), "version = 1\n").unwrap();
         let socket = folder.path().join("s");
         let stopping = CancellationToken::new();
-        let key = KeyView { key_id: "k".to_owned(), algorithm: "ed25519".to_owned(), public_key: "PEM".to_owned() };
+        let key = KeyView {
+            key_id: "k".to_owned(),
+            algorithm: "ed25519".to_owned(),
+            public_key: "PEM".to_owned(),
+            from: None,
+            until: None,
+            record: None,
+        };
         let api = Api {
             dispatcher,
             observer: Observer::start(None, None),

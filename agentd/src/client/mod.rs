@@ -80,7 +80,9 @@ enum Command {
     Policy(commands::policy::Policy),
     /// List a job's receipts, or write them to a file
     Receipts(commands::receipts::Receipts),
-    /// Check a receipt or a bundle of receipts
+    /// List the keys that sign or signed receipts, or write them to a file
+    Keys(commands::keys::Keys),
+    /// Check a receipt, a bundle of receipts, or the history of keys
     Verify(commands::verify::Verify),
     /// Print the digest of a directory as receipts name it
     Digest(commands::digest::Digest),
@@ -134,6 +136,7 @@ impl Command {
             Self::Tools(command) => command.run(context).await,
             Self::Policy(command) => command.run(context).await,
             Self::Receipts(command) => command.run(context).await,
+            Self::Keys(command) => command.run(context).await,
             Self::Verify(command) => command.run(context).await,
             Self::Digest(command) => command.run(context),
             Self::Top(command) => command.run(context).await,

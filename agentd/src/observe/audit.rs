@@ -35,12 +35,13 @@ pub struct AuditLog {
     failing: bool,
 }
 
-/// What a job or a breaker was in, and is in now.
+/// What a job or a breaker was in, and is in now; which key signed, and signs now.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(untagged)]
-enum Stood {
+enum Stood<'a> {
     Phase(Phase),
     Breaker(&'static str),
+    Key(&'a str),
 }
 
 /// One line. What does not apply is left out.
@@ -61,9 +62,9 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tool: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    from: Option<Stood>,
+    from: Option<Stood<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    to: Option<Stood>,
+    to: Option<Stood<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     duration_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -192,6 +193,14 @@ impl AuditLog {
                 tool: Some(breaker),
                 from: Some(Stood::Breaker(from.as_str())),
                 to: Some(Stood::Breaker(to.as_str())),
+                reason: Some(reason),
+                ..Line::default()
+            },
+            Observation::KeyChanged { from, to, reason } => Line {
+                time: now(),
+                event: "key.changed",
+                from: Some(Stood::Key(from)),
+                to: Some(Stood::Key(to)),
                 reason: Some(reason),
                 ..Line::default()
             },

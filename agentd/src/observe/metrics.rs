@@ -156,7 +156,7 @@ impl Metrics {
                 let changed = ByBreaker { breaker: breaker.clone(), state: to.as_str() };
                 self.breaker_changes.get_or_create(&changed).inc();
             }
-            Observation::Act { .. } => {}
+            Observation::KeyChanged { .. } | Observation::Act { .. } => {}
         }
     }
 

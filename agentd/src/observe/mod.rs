@@ -94,6 +94,15 @@ pub enum Observation {
         /// Why.
         reason: String,
     },
+    /// Receipts are signed by another key.
+    KeyChanged {
+        /// The key before.
+        from: String,
+        /// The key that signs now.
+        to: String,
+        /// What the key before has to say to it.
+        reason: &'static str,
+    },
     /// A person steered a job.
     Act {
         /// Who.

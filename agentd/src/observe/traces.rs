@@ -72,7 +72,10 @@ impl Traces {
                 };
                 vec![span.with(of_call(*call, tool))]
             }
-            Observation::Refused { .. } | Observation::Breaker { .. } | Observation::Act { .. } => Vec::new(),
+            Observation::Refused { .. }
+            | Observation::Breaker { .. }
+            | Observation::KeyChanged { .. }
+            | Observation::Act { .. } => Vec::new(),
         }
     }
 

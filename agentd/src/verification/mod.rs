@@ -4,30 +4,34 @@
 //! and across lines:
 //!
 //! ```text
-//! envelope   readable → signed by the key (DSSE)
+//! envelope   readable → signed by one of the keys (DSSE)
 //! statement  types → subject is the workspace after the call
 //! receipt    what it says is what the launcher's evidence says, field by field → the evidence is signed too
 //! chain      one job, sequence 1, 2, 3 …, each names its predecessor, in the receipts and in the evidence
 //! seal       last, once, counts and names the last receipt
 //! ```
 //!
-//! Nothing is read but the file and the key; a key inside the file is never trusted. Every fault is named, not only the
+//! Nothing is read but the file and the keys; a key inside the file is never trusted. A job that lived through a change of
+//! the key is one chain, whose receipts are signed by different ones of the keys that the verifier has. A history of
+//! keys, too, is verified here. Every fault is named, not only the
 //! first, since a person wants to know how much of a file can be believed.
 
 mod evidence;
+mod history;
+mod keys;
 
 use std::collections::HashSet;
 use std::fmt;
 
-use data_encoding::BASE64;
-use ed25519_dalek::VerifyingKey;
 use serde::Serialize;
 use toolproto::digest::Digest;
 use toolproto::ids::JobId;
 use toolproto::receipt::{
     Envelope, PAYLOAD_TYPE, PREDICATE_TYPE, Receipt, SEAL_PREDICATE_TYPE, STATEMENT_TYPE, Seal, Statement,
-    WorkspaceState, key_id,
+    WorkspaceState,
 };
+
+pub use self::keys::{KeyRing, KeyRingError};
 
 /// What kind of fault it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -69,6 +73,10 @@ pub enum Fault {
     SealMismatch,
     /// Something follows the seal.
     AfterSeal,
+    /// A key's id is not its own, or the key that goes is not the one that came before.
+    KeyMismatch,
+    /// What a record says of the signature of the key that goes is not so.
+    OldSignatureMismatch,
 }
 
 /// One fault of a file.
@@ -96,6 +104,17 @@ pub enum Scope {
     LoneEnvelope,
     /// A whole job.
     Bundle,
+    /// Which keys signed, and since when.
+    KeyHistory,
+}
+
+/// A key, and how much of a file it has signed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KeyUse {
+    /// The key.
+    pub key_id: String,
+    /// How many envelopes.
+    pub envelopes: usize,
 }
 
 /// What a verification found.
@@ -107,8 +126,10 @@ pub struct Report {
     pub job_id: Option<JobId>,
     /// How many receipts were read, without the seal.
     pub receipts: usize,
-    /// The key that was used.
+    /// The first key that has signed something of it; else the first that was given.
     pub key_id: String,
+    /// The keys that have signed something of it, in the order of the file.
+    pub keys: Vec<KeyUse>,
     /// Every fault.
     pub findings: Vec<Finding>,
 }
@@ -121,16 +142,19 @@ impl Report {
     }
 }
 
-/// Verifies one envelope or a bundle (JSON Lines; blank lines do not count).
+/// Verifies one envelope, a bundle, or a history of keys (JSON Lines; blank lines do not count).
 #[must_use]
-pub fn verify(text: &str, key: &VerifyingKey) -> Report {
+pub fn verify(text: &str, ring: &KeyRing) -> Report {
+    if history::is_one(text) {
+        return history::verify(text, ring);
+    }
     let lines: Vec<(usize, &str)> = text
         .lines()
         .enumerate()
         .map(|(index, line)| (index + 1, line.trim()))
         .filter(|(_, line)| !line.is_empty())
         .collect();
-    let mut check = Check::new(key);
+    let mut check = Check::new(ring);
     for (number, line) in &lines {
         check.line(*number, line);
     }
@@ -138,8 +162,8 @@ pub fn verify(text: &str, key: &VerifyingKey) -> Report {
 }
 
 struct Check<'k> {
-    key: &'k VerifyingKey,
-    key_id: String,
+    ring: &'k KeyRing,
+    keys: Vec<KeyUse>,
     findings: Vec<Finding>,
     job: Option<JobId>,
     calls: HashSet<String>,
@@ -156,10 +180,10 @@ enum Content {
 }
 
 impl<'k> Check<'k> {
-    fn new(key: &'k VerifyingKey) -> Self {
+    fn new(ring: &'k KeyRing) -> Self {
         Self {
-            key,
-            key_id: key_id(key.as_bytes()),
+            ring,
+            keys: Vec::new(),
             findings: Vec::new(),
             job: None,
             calls: HashSet::new(),
@@ -204,20 +228,18 @@ impl<'k> Check<'k> {
             let message = format!("the envelope has {} signatures, expected one", envelope.signatures.len());
             return self.fault(line, Fault::Unsigned, message);
         };
-        if signature.keyid != self.key_id {
-            let message = format!("signed by key {}, not by {}", signature.keyid, self.key_id);
+        if !self.ring.holds(&signature.keyid) {
+            let message = format!("signed by key {}, not by {}", signature.keyid, self.ring);
             return self.fault(line, Fault::WrongKey, message);
         }
         let Ok(bytes) = envelope.signing_bytes() else { return };
-        if !self.is_signed(&bytes, &signature.sig) {
-            self.fault(line, Fault::BadSignature, "the envelope's signature does not fit its payload");
+        if !self.ring.has_signed(&signature.keyid, &bytes, &signature.sig) {
+            return self.fault(line, Fault::BadSignature, "the envelope's signature does not fit its payload");
         }
-    }
-
-    fn is_signed(&self, bytes: &[u8], signature: &str) -> bool {
-        let Ok(raw) = BASE64.decode(signature.as_bytes()) else { return false };
-        let Ok(signature) = ed25519_dalek::Signature::from_slice(&raw) else { return false };
-        self.key.verify_strict(bytes, &signature).is_ok()
+        match self.keys.iter_mut().find(|key| key.key_id == signature.keyid) {
+            Some(key) => key.envelopes += 1,
+            None => self.keys.push(KeyUse { key_id: signature.keyid.clone(), envelopes: 1 }),
+        }
     }
 
     fn same_job(&mut self, line: usize, job: JobId) {
@@ -256,8 +278,9 @@ impl<'k> Check<'k> {
         let Some(signature) = &receipt.evidence.signature else {
             return self.fault(line, Fault::EvidenceUnsigned, "the launcher's evidence has no signature");
         };
+        // It names no key: agentd may have been started with another one between evidence and envelope.
         let fits = toolproto::receipt::evidence_signing_bytes(&receipt.evidence.record)
-            .is_ok_and(|bytes| self.is_signed(&bytes, signature));
+            .is_ok_and(|bytes| self.ring.any_has_signed(&bytes, signature));
         if !fits {
             self.fault(line, Fault::EvidenceBadSignature, "the evidence's signature does not fit the evidence");
         }
@@ -321,7 +344,9 @@ impl<'k> Check<'k> {
             self.sealed(last_line);
         }
         self.findings.sort_by_key(|finding| finding.line);
-        Report { scope, job_id: self.job, receipts: self.receipts.len(), key_id: self.key_id, findings: self.findings }
+        let key_id = self.keys.first().map_or(self.ring.in_use(), |key| &key.key_id).to_owned();
+        let (job_id, receipts) = (self.job, self.receipts.len());
+        Report { scope, job_id, receipts, key_id, keys: self.keys, findings: self.findings }
     }
 }
 

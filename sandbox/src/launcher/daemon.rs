@@ -86,6 +86,8 @@ pub struct DaemonStart<'a> {
     pub channel: OwnedFd,
     /// The listening socket.
     pub listener: BorrowedFd<'a>,
+    /// Whether receipts are signed by another key than before this start.
+    pub key_has_changed: bool,
 }
 
 /// The running daemon.
@@ -164,7 +166,7 @@ impl Daemon {
 }
 
 fn command(start: &DaemonStart<'_>) -> Result<Vec<CString>, std::ffi::NulError> {
-    let words: [OsString; 10] = [
+    let mut words: Vec<OsString> = vec![
         start.executable.into(),
         "daemon".into(),
         "--launcher-fd".into(),
@@ -176,8 +178,13 @@ fn command(start: &DaemonStart<'_>) -> Result<Vec<CString>, std::ffi::NulError> 
         "--state-dir".into(),
         start.state_dir.into(),
     ];
-    let slices = start.cgroup_root.map(|root| ["--cgroup-root".into(), root.into()]);
-    words.iter().chain(slices.iter().flatten()).map(|word| CString::new(word.as_bytes())).collect()
+    if start.key_has_changed {
+        words.push("--key-has-changed".into());
+    }
+    if let Some(root) = start.cgroup_root {
+        words.extend(["--cgroup-root".into(), root.into()]);
+    }
+    words.iter().map(|word| CString::new(word.as_bytes())).collect()
 }
 
 fn environment(credentials: Option<&Path>) -> Result<Vec<CString>, std::ffi::NulError> {

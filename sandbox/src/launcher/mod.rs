@@ -13,7 +13,7 @@
 //! | [`calls`] | one call's state machine |
 //! | [`program`], [`secrets`] | what a call would run, from the catalogue; what it may know |
 //! | [`capture`] | a tool's stdout and stderr |
-//! | [`evidence`], [`key`] | a job's chain of evidence, and what signs it |
+//! | [`evidence`], [`key`], [`key_history`] | a job's chain of evidence, what signs it, and what signed before |
 //! | [`peer`], [`roots`] | who is behind a socket; whether a directory may be a workspace |
 //! | [`history`] | which layers are kept so that calls can be taken back |
 //! | [`staging_place`], [`recovery`] | where layers lie, and what an earlier run left there |
@@ -36,6 +36,7 @@ pub mod grants;
 pub mod history;
 pub mod kept;
 pub mod key;
+pub mod key_history;
 pub mod peer;
 pub mod program;
 pub mod recovery;
@@ -170,6 +171,7 @@ pub fn run(options: &Options) -> Result<ExitCode, LauncherError> {
         account,
         channel: theirs,
         listener: socket.as_fd(),
+        key_has_changed: key.has_changed(),
     });
     let (daemon, tree) = match daemon {
         Ok(daemon) => (daemon, tree),
@@ -234,7 +236,7 @@ fn credentials(
 ) -> Result<Option<Credentials>, CredentialsError> {
     let Some(given) = std::env::var_os(credentials::VARIABLE) else { return Ok(None) };
     let secrets = catalog.programs().flat_map(|program| program.secrets.iter().map(String::as_str));
-    let kept = secrets.chain([key::CREDENTIAL]).collect();
+    let kept = secrets.chain([key::CREDENTIAL, key::OLD_CREDENTIAL]).collect();
     Credentials::hand_on(given.as_ref(), socket.path(), &kept, account.gid).map(Some)
 }
 

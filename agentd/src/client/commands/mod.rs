@@ -8,6 +8,7 @@ pub(super) mod digest;
 pub(super) mod events;
 pub(super) mod exec;
 pub(super) mod jobs;
+pub(super) mod keys;
 pub(super) mod policy;
 pub(super) mod receipts;
 pub(super) mod result;

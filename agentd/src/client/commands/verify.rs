@@ -1,33 +1,33 @@
-//! `agentctl verify FILE`: receipts checked offline.
+//! `agentctl verify FILE`: receipts, or the history of keys, checked offline.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use ed25519_dalek::VerifyingKey;
-use ed25519_dalek::pkcs8::DecodePublicKey;
 use serde_json::json;
 use toolproto::api::KeyList;
 
 use super::read_input;
 use crate::client::Context;
 use crate::client::failure::{FAILED, Failure};
-use crate::verification::{self, Scope};
+use crate::verification::{self, KeyRing, Scope};
 
-/// The key of this host, for those who do not name one.
+/// The keys of this host, for those who do not name any.
 const INSTALLED_KEY: &str = "/etc/agentd/receipt.pub";
 
-/// Check a receipt or a bundle of receipts.
+/// Check a receipt, a bundle of receipts, or the history of keys.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  agentctl verify job.receipts --key receipt.pub\n  agentctl verify receipt.json\n\n\
-    Without --key the key is /etc/agentd/receipt.pub, else the daemon's. A key inside the file is never trusted.\n\
+    after_help = "Examples:\n  agentctl verify job.receipts --key receipt.pub\n  agentctl verify receipt.json\n  \
+    agentctl verify receipt.history --key receipt.pub\n\n\
+    Without --key the keys are those of /etc/agentd/receipt.pub, else the daemon's. A key inside the file is never\n\
+    trusted. A key file may hold several, the one in use first.\n\
     Exit status 1 when anything is wrong."
 )]
 pub(crate) struct Verify {
-    /// One envelope, or a bundle as JSON Lines; - for stdin
+    /// One envelope, a bundle or a history as JSON Lines; - for stdin
     file: PathBuf,
-    /// The public key as PEM
+    /// The public keys as PEM, one or several
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 }
@@ -37,8 +37,8 @@ impl Verify {
         let bytes = read_input(&self.file)?;
         let text = String::from_utf8(bytes)
             .map_err(|_| Failure::Input(format!("{} is not UTF-8 text", self.file.display())))?;
-        let (key, source) = key(context, self.key.as_deref()).await?;
-        let report = verification::verify(&text, &key);
+        let (ring, source) = ring(context, self.key.as_deref()).await?;
+        let report = verification::verify(&text, &ring);
         let verdict = if report.is_valid() { "valid" } else { "invalid" };
         if context.output.json {
             let mut value = serde_json::to_value(&report)
@@ -55,30 +55,40 @@ impl Verify {
             let scope = match report.scope {
                 Scope::LoneEnvelope => "a lone receipt: its signature and fields only, not its chain",
                 Scope::Bundle => "a bundle: signatures, fields, chain and seal",
+                Scope::KeyHistory => "a history of keys: signatures and chain",
             };
-            context.output.line(&format!("{verdict}: {} receipts, checked as {scope}", report.receipts))?;
-            context.output.line(&format!("key: {} from {source}", report.key_id))?;
+            let count = match report.scope {
+                Scope::LoneEnvelope | Scope::Bundle => format!("{} receipts, ", report.receipts),
+                Scope::KeyHistory => String::new(),
+            };
+            context.output.line(&format!("{verdict}: {count}checked as {scope}"))?;
+            for key in &report.keys {
+                context.output.line(&format!("key: {} from {source}, {} signed", key.key_id, key.envelopes))?;
+            }
+            if report.keys.is_empty() {
+                context.output.line(&format!("key: {ring} from {source}"))?;
+            }
         }
         Ok(if report.is_valid() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
     }
 }
 
-/// The key and where it comes from.
-async fn key(context: &Context, named: Option<&Path>) -> Result<(VerifyingKey, String), Failure> {
+/// The keys and where they come from.
+async fn ring(context: &Context, named: Option<&Path>) -> Result<(KeyRing, String), Failure> {
     let installed = Path::new(INSTALLED_KEY);
-    if let Some(file) = named.or_else(|| installed.exists().then_some(installed)) {
-        let pem = std::fs::read_to_string(file).map_err(|error| Failure::file(file, error))?;
-        return Ok((parse(&pem, &file.display().to_string())?, file.display().to_string()));
-    }
-    let keys: KeyList = context.daemon.get("/keys").await?;
-    let key = keys
-        .keys
-        .first()
-        .ok_or_else(|| Failure::Input("the daemon has no receipt key; name the key with --key".to_owned()))?;
-    Ok((parse(&key.public_key, "the daemon")?, "the daemon".to_owned()))
-}
-
-fn parse(pem: &str, source: &str) -> Result<VerifyingKey, Failure> {
-    VerifyingKey::from_public_key_pem(pem)
-        .map_err(|error| Failure::Input(format!("the key from {source} is no Ed25519 public key as PEM: {error}")))
+    let (text, source) = match named.or_else(|| installed.exists().then_some(installed)) {
+        Some(file) => {
+            let text = std::fs::read_to_string(file).map_err(|error| Failure::file(file, error))?;
+            (text, file.display().to_string())
+        }
+        None => {
+            let keys: KeyList = context.daemon.get("/keys").await?;
+            if keys.keys.is_empty() {
+                return Err(Failure::Input("the daemon has no receipt key; name the key with --key".to_owned()));
+            }
+            (super::keys::key_file(&keys), "the daemon".to_owned())
+        }
+    };
+    let ring = KeyRing::from_pem(&text).map_err(|error| Failure::Input(format!("the keys from {source}: {error}")))?;
+    Ok((ring, source))
 }
