@@ -39,6 +39,7 @@ use crate::observe::traces::traceparent;
 use crate::retry::Failed;
 use crate::schema;
 use crate::session::event::{CallRecord, ReceiptRef, Refusal};
+use crate::spill::Spilling;
 use crate::tools::{Tool, Tools};
 
 /// What receipts say of the host, and of who writes them.
@@ -97,6 +98,7 @@ pub struct Ran {
     pub(crate) answered: Answered,
     pub(crate) commit: bool,
     pub(crate) notes: Vec<String>,
+    pub(crate) spilling: Spilling,
 }
 
 impl Ran {
@@ -261,6 +263,7 @@ pub async fn run<L: Launch>(
         ended: Some(ended),
         answered,
         notes,
+        spilling: tool.manifest.spill.map_or(Spilling::Never, Spilling::Over),
         asked,
     })
 }
@@ -275,6 +278,7 @@ pub fn refused(tools: &Tools, asked: Asked, error: CallError) -> Ran {
         answered: Answered::Failure(error),
         commit: false,
         notes: Vec::new(),
+        spilling: Spilling::Never,
         asked,
     }
 }
@@ -310,6 +314,7 @@ pub fn ran_adhoc(job: JobId, call: CallId, program: Program, keep: bool, ended: 
         ended: Some(ended),
         answered,
         notes: Vec::new(),
+        spilling: Spilling::Never,
     }
 }
 
@@ -337,6 +342,7 @@ pub fn rolled_back(job: JobId, call: CallId, program: Program, request: Value, e
         ended: Some(ended),
         answered,
         notes: Vec::new(),
+        spilling: Spilling::Never,
     }
 }
 
@@ -345,7 +351,7 @@ pub fn rolled_back(job: JobId, call: CallId, program: Program, request: Value, e
 /// # Errors
 /// When the launcher cannot be spoken with.
 pub async fn seal<L: Launch>(launch: &L, origin: &Origin, chain: ReceiptsHead, ran: Ran) -> Result<Sealed, SealError> {
-    let Ran { asked, program, effects, ended, answered, commit, notes } = ran;
+    let Ran { asked, program, effects, ended, answered, commit, notes, spilling } = ran;
     let content = content(&answered);
     let code = match &answered {
         // The launcher's own view of a command's end stays.
@@ -386,7 +392,7 @@ pub async fn seal<L: Launch>(launch: &L, origin: &Origin, chain: ReceiptsHead, r
     let result = ResultIdentity {
         digest: result_digest,
         bytes: ended.as_ref().map_or(0, |ended| ended.stdout.len() as u64),
-        completeness: "complete".to_owned(),
+        completeness: if spilling == Spilling::Done { "partial" } else { "complete" }.to_owned(),
     };
     let receipt = receipt(origin, chain, &asked, effects, evidence, outcome.clone(), arguments_digest, result, notes);
     let written = if keeps(receipt.workspace.state) {

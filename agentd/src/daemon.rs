@@ -132,12 +132,12 @@ async fn serve(
     let origin = origin(keys.first().map(|key| key.key_id.clone())).context("the host's names")?;
     let slices = Slices::below(args.cgroup_root.clone());
     let settings = Settings { limits: limits(&installation.config), observer: observer.clone(), slices };
-    let retention = (installation.config.retention.jobs.0, installation.config.retention.receipts.0);
+    let retention = installation.config.retention;
     let catalogue = source.catalogue(installation, Arc::clone(&gate))?;
     let dispatcher = Dispatcher::start(link, ledger, catalogue, origin, settings)
         .await
         .context("the jobs that an earlier agentd left")?;
-    dispatcher.keep_tidy(retention.0, retention.1);
+    dispatcher.keep_tidy(retention);
 
     let stopping = CancellationToken::new();
     let api =

@@ -26,6 +26,7 @@ use crate::launch::{Launch, LinkError, Order, Stdin};
 use crate::model::transcript::{Arguments, Message};
 use crate::observe::traces::traceparent;
 use crate::session::Session;
+use crate::spill::Spilling;
 
 /// An extension, ready to be asked.
 #[derive(Clone, Debug, PartialEq)]
@@ -178,6 +179,7 @@ pub async fn ask<L: Launch>(
         answered: Answered::Success { result: json!({}), artifacts: Vec::new() },
         commit: false,
         notes: vec![format!("operation {point}")],
+        spilling: Spilling::Never,
     };
     let mut stdin = match serde_json::to_vec(&request) {
         Ok(stdin) => stdin,

@@ -59,6 +59,7 @@ impl Installation {
                     errors.extend(unknown_name(&file, "tool", &agent.tools, &catalog.tools));
                     errors.extend(unknown_name(&file, "extension", &agent.extensions, &catalog.extensions));
                     errors.extend(unpriced(&agent, &file, &config));
+                    errors.extend(spilling_verification(&agent, &file, &catalog));
                     agent.max_parallel = config.limits.max_parallel as usize;
                     agents.push(agent);
                 }
@@ -129,6 +130,21 @@ fn is_discardable(manifest: &ToolManifest, catalog: &Catalog) -> bool {
     let policy = catalog.policies.get(&manifest.program.policy);
     let layered = policy.is_some_and(|policy| policy.workspace != WorkspaceMode::Direct);
     layered && manifest.program.hosts.is_empty() && manifest.execution.effects != Effects::StatefulAction
+}
+
+/// A verification passes by what its result says, and that must be in the conversation's events.
+fn spilling_verification(agent: &Agent, file: &Path, catalog: &Catalog) -> Option<FileError> {
+    let tool = |name: &str| catalog.tools.get(name).map(|tool| &tool.manifest);
+    let with_fallback = |name: &String| {
+        let fallback = tool(name).and_then(|manifest| manifest.retry.fallback.clone());
+        [Some(name.clone()), fallback].into_iter().flatten().collect::<Vec<_>>()
+    };
+    let mut verifying = agent.completion.verification.iter().flat_map(with_fallback);
+    let spilling = verifying.find(|name| tool(name).is_some_and(|manifest| manifest.spill.is_some()))?;
+    let reason = format!(
+        "completion.require_verification looks at the results of `{spilling}`, which spills them: take `spill` out of its [limits]"
+    );
+    Some(FileError::whole(file, reason))
 }
 
 /// A budget in dollars means nothing for a model without a price.

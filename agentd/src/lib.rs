@@ -31,6 +31,7 @@
 //! | [`runner`] | one task per job |
 //! | [`schema`] | JSON Schemas, compiled |
 //! | [`session`] | a job's state, a fold over its events |
+//! | [`spill`] | results that are too large for a conversation |
 //! | [`sse`] | reading server-sent events |
 //! | [`tools`] | the tools, with their schemas compiled |
 //! | [`verification`] | receipts checked offline |
@@ -68,6 +69,7 @@ pub mod schema;
 #[cfg(test)]
 mod scripted;
 pub mod session;
+pub mod spill;
 pub mod sse;
 pub mod tools;
 pub mod verification;

@@ -45,6 +45,7 @@ use crate::session::decide::{Action, decide};
 use crate::session::event::{Event, PlannedCall};
 use crate::session::judge::{Judged, judge};
 use crate::session::{summary, tool_search, wait};
+use crate::spill;
 
 /// What all jobs share.
 pub struct Shared<L> {
@@ -266,6 +267,7 @@ impl<L: Launch> Runner<L> {
                 let Some(asked) = self.session.call(call).map(|one| self.asked(&one.planned, time)) else {
                     return Ok(false);
                 };
+                let asked = spill::resolve(&self.shared.ledger, asked).await?;
                 match call::preflight(&self.offer.tools, &asked) {
                     Err(error) => {
                         let ran = call::refused(&self.offer.tools, asked, error);

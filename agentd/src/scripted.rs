@@ -52,6 +52,8 @@ pub(crate) struct ScriptedLaunch {
 #[derive(Default)]
 pub(crate) struct Log {
     pub(crate) launched: Vec<String>,
+    /// The arguments of each.
+    pub(crate) given: Vec<Value>,
     pub(crate) running: usize,
     pub(crate) most_running: usize,
     pub(crate) closed: Vec<JobId>,
@@ -200,9 +202,11 @@ impl Launch for Arc<ScriptedLaunch> {
         if let (Program::Tool { name } | Program::Extension { name }, Stdin::Bytes(bytes)) =
             (&order.program, &order.stdin)
         {
-            assert!(serde_json::from_slice::<Value>(bytes).unwrap()["call_id"] == order.call.to_string());
+            let mut request = serde_json::from_slice::<Value>(bytes).unwrap();
+            assert!(request["call_id"] == order.call.to_string());
             let mut log = self.log.lock().unwrap();
             log.launched.push(name.clone());
+            log.given.push(request["arguments"].take());
             log.running += 1;
             log.most_running = log.most_running.max(log.running);
         }
@@ -295,7 +299,7 @@ pub(crate) fn says(text: &str) -> Result<Reply, ModelError> {
     Ok(Reply { text: text.to_owned(), ..Reply::default() })
 }
 
-/// Tools `read` (read-only), `write` (changes the workspace) and `hang`.
+/// Tools `read` (read-only, spills what is large), `write` (changes the workspace) and `hang`.
 pub(crate) fn tools() -> Tools {
     let tool = |name: &str, execution: &str| {
         let text = format!(
@@ -311,9 +315,13 @@ pub(crate) fn tools() -> Tools {
             discardable: false,
         }
     };
-    [tool("read", "read_only = true"), tool("write", "mutates_workspace = true"), tool("hang", "")]
-        .into_iter()
-        .collect()
+    [
+        tool("read", "read_only = true\n[limits]\nspill = \"8KiB\""),
+        tool("write", "mutates_workspace = true"),
+        tool("hang", ""),
+    ]
+    .into_iter()
+    .collect()
 }
 
 /// Extensions: `guard`, which may fail, and `strict`, which may not and reaches a host, so that it is not asked twice.

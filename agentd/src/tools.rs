@@ -97,6 +97,7 @@ impl Tool {
             idempotent: manifest.execution.idempotent,
             timeout_ms: u64::try_from(self.time.as_millis()).unwrap_or(u64::MAX),
             max_response_bytes: manifest.program.max_response.0,
+            spill_bytes: manifest.spill.map(|spill| spill.0),
             hosts: manifest.program.hosts.clone(),
             input_schema: self.input.source().clone(),
             output_schema: self.output.as_ref().map(|output| output.source().clone()),

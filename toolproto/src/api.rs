@@ -525,6 +525,9 @@ pub struct ToolView {
     pub timeout_ms: u64,
     /// The most it may write to stdout.
     pub max_response_bytes: u64,
+    /// From how many bytes on a result is kept apart, and a preview stands for it; absent when none is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub spill_bytes: Option<u64>,
     /// Hosts it may connect to.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub hosts: Vec<HostPort>,

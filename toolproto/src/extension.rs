@@ -146,6 +146,10 @@ impl ExtensionManifest {
             let reason = "prewarm is for tools; extensions are started when they are asked".to_owned();
             return Err(refuse("run", "prewarm", reason));
         }
+        if raw.limits.spill.is_some() {
+            let reason = "spill is for tools; nobody refers to what an extension says".to_owned();
+            return Err(refuse("limits", "spill", reason));
+        }
         let points: BTreeSet<Point> = raw.operations.into_iter().collect();
         if raw.required && points.iter().all(|point| *point == Point::AfterRun) {
             let reason = "required means nothing here: nobody waits for after_run".to_owned();
@@ -277,6 +281,7 @@ mod tests {
             ("[\"before_turn\"]", "[\"after_run\"]\nrequired = true", 5, "nobody waits"),
             ("entry = \"main.py\"", "entry = \"../main.py\"", 7, "inside"),
             ("entry = \"main.py\"", "entry = \"main.py\"\nprewarm = 1", 8, "for tools"),
+            ("entry = \"main.py\"", "entry = \"main.py\"\n[limits]\nspill = \"64KiB\"", 9, "for tools"),
             ("entry = \"main.py\"", "entry = \"main.py\"\n[contract]\ninput = \"i.json\"", 8, "contract"),
         ] {
             let error = parse(&MINIMAL.replace(from, to)).unwrap_err();

@@ -15,7 +15,7 @@ pub use self::confined::{
 pub(crate) use self::confined::{LimitsSection, RunSection, SandboxSection, TimeoutSection};
 
 use crate::source::{FileError, line_of_key, parse_toml};
-use crate::units::Span;
+use crate::units::{Bytes, Span};
 
 /// What a tool's manifest declares about its effects. Undeclared means stateful and serial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +96,9 @@ pub const LATE_WORKSPACE: &str = "/job/workspace";
 /// The most processes of one tool that are started ahead for one job.
 pub const MAX_PREWARM: u32 = 16;
 
+/// The least that `spill` may say: what stands for a spilled result must be smaller than the result.
+pub const MIN_SPILL: Bytes = Bytes::kib(8);
+
 /// A tool, ready to be planned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolManifest {
@@ -109,6 +112,8 @@ pub struct ToolManifest {
     pub program: ConfinedProgram,
     /// Processes started ahead.
     pub prewarm: u32,
+    /// From which size on a result is kept apart, and a preview stands for it; absent when none is.
+    pub spill: Option<Bytes>,
     /// The input schema's file, relative to the tool's folder.
     pub input_schema: PathBuf,
     /// The output schema's file.
@@ -205,7 +210,7 @@ impl ToolManifest {
         if let Some(output) = &raw.contract.output {
             inside("output", output)?;
         }
-        let prewarm = raw.run.prewarm;
+        let (prewarm, spill) = (raw.run.prewarm, raw.limits.spill);
         let program = ConfinedProgram::parse(raw.run, raw.timeout, raw.limits, raw.sandbox)
             .map_err(|misfit| refuse(misfit.table, misfit.key, misfit.reason))?;
         if let Some(pointer) = raw.context.target.iter().find(|pointer| !pointer.starts_with('/')) {
@@ -219,6 +224,13 @@ impl ToolManifest {
             let reason = format!("prewarm is {prewarm}; at most {MAX_PREWARM} processes are started ahead");
             return Err(refuse("run", "prewarm", reason));
         }
+        if let Some(spill) = spill.filter(|spill| *spill < MIN_SPILL || *spill >= program.max_response) {
+            let reason = format!(
+                "spill is {spill}; it lies between {MIN_SPILL} and max_response_bytes ({}), which bounds every result",
+                program.max_response
+            );
+            return Err(refuse("limits", "spill", reason));
+        }
         let execution = execution(&raw.execution).map_err(|reason| refuse("execution", "read_only", reason))?;
         Ok(Self {
             version: raw.version,
@@ -226,6 +238,7 @@ impl ToolManifest {
             description: raw.description,
             program,
             prewarm,
+            spill,
             input_schema: raw.contract.input,
             output_schema: raw.contract.output,
             execution,
@@ -304,6 +317,7 @@ input = "input.schema.json"
         assert_eq!(tool.program.max_response, crate::units::Bytes::mib(1));
         assert_eq!(tool.program.policy, "workspace");
         assert!(tool.program.hosts.is_empty());
+        assert_eq!(tool.spill, None);
     }
 
     #[test]
@@ -313,6 +327,8 @@ input = "input.schema.json"
             ("[timeout]\ntier = \"http\"\nafter = \"1s\"\n", 11, "both given"),
             ("[limits]\npids = 0\n", 10, "zero"),
             ("[limits]\nmemory = \"512MB\"\n", 10, "512MiB"),
+            ("[limits]\nspill = \"4KiB\"\n", 10, "between 8KiB and max_response_bytes (1MiB)"),
+            ("[limits]\nmax_response_bytes = \"64KiB\"\nspill = \"64KiB\"\n", 11, "(64KiB), which bounds"),
             ("[sandbox]\nhosts = [\"example.com\"]\n", 10, "port"),
             ("[sandbox]\nhost = []\n", 10, "did you mean `hosts`"),
             ("[sandbox]\nsecrets = [\"../key\"]\n", 10, "letters, digits"),

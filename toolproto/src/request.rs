@@ -5,9 +5,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::ids::CallId;
+use crate::units::Bytes;
 
 /// The protocol's version.
 pub const PROTOCOL: u32 = 1;
+/// The most that arguments may come to once kept results stand where they were referred to.
+pub const MAX_ARGUMENTS: Bytes = Bytes::mib(64);
 
 /// What a tool is asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@
 //! | `problem` | refusals as RFC 9457 problem details |
 //! | `openapi` | what describes each route, and the document that is made of it |
 //! | `body` | reading bodies and queries |
-//! | `jobs`, `events`, `calls`, `exec`, `tools`, `policies`, `keys`, `health`, `metrics` | one resource each |
+//! | `jobs`, `events`, `spilled`, `calls`, `exec`, `tools`, `policies`, `keys`, `health`, `metrics` | one resource each |
 
 mod body;
 mod calls;
@@ -22,6 +22,7 @@ mod peer;
 mod policies;
 mod problem;
 pub mod server;
+mod spilled;
 mod tools;
 
 use axum::Router;
@@ -131,6 +132,11 @@ fn described<L: Launch>() -> Routes<Api<L>> {
             &Operation::get("/jobs/{id}/receipts", "receipts", "A job's receipts")
                 .answers::<ReceiptList>(S::OK, "Envelopes in the order of the calls"),
             jobs::receipts::<L>,
+        )
+        .route(
+            &Operation::get("/jobs/{id}/spilled/{reference}", "spilled", "A result that was kept apart")
+                .answers::<serde_json::Value>(S::OK, "The whole result, whose SHA-256 the reference is"),
+            spilled::show::<L>,
         )
         .route(
             &Operation::bare_post("/jobs/{id}/cancel", "cancel", "Cancel a job")

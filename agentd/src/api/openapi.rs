@@ -10,6 +10,7 @@ use axum::routing::{MethodFilter, on};
 use schemars::generate::{Contract, SchemaSettings};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::{Map, Value, json};
+use toolproto::digest::Digest;
 use toolproto::ids::JobId;
 use toolproto::job::Problem;
 
@@ -189,6 +190,10 @@ impl Document {
         }
         if operation.path.contains("{name}") {
             parameters.push(json!({"name": "name", "in": "path", "required": true, "schema": {"type": "string"}}));
+        }
+        if operation.path.contains("{reference}") {
+            let schema = self.read.subschema_for::<Digest>();
+            parameters.push(json!({"name": "reference", "in": "path", "required": true, "schema": schema}));
         }
         if let Some(schema) = operation.query {
             let schema = schema(&mut self.read);

@@ -80,6 +80,8 @@ enum Command {
     Policy(commands::policy::Policy),
     /// List a job's receipts, or write them to a file
     Receipts(commands::receipts::Receipts),
+    /// Print a result that was kept apart from the conversation
+    Spilled(commands::spilled::Spilled),
     /// List the keys that sign or signed receipts, or write them to a file
     Keys(commands::keys::Keys),
     /// Check a receipt, a bundle of receipts, or the history of keys
@@ -137,6 +139,7 @@ impl Command {
             Self::Policy(command) => command.run(context).await,
             Self::Receipts(command) => command.run(context).await,
             Self::Keys(command) => command.run(context).await,
+            Self::Spilled(command) => command.run(context).await,
             Self::Verify(command) => command.run(context).await,
             Self::Digest(command) => command.run(context),
             Self::Top(command) => command.run(context).await,

@@ -24,6 +24,7 @@ use crate::launch::{Keep, Launch, LinkError, Order, Stdin};
 use crate::ledger::{JobKind, NewJob, StoredReceipt};
 use crate::model::transcript::Arguments;
 use crate::observe::Observation;
+use crate::spill;
 
 /// How long a command may run that names no time. A command is a person's: it ends when the connection does.
 const LONGEST_COMMAND: Duration = Duration::from_secs(24 * 3600);
@@ -60,6 +61,13 @@ impl<L: Launch> Dispatcher<L> {
             watcher: None,
         };
         let shared = Arc::clone(&self.inner.shared);
+        let asked = match spill::resolve(&shared.ledger, asked).await {
+            Ok(asked) => asked,
+            Err(error) => {
+                self.close(job, Keep::Nothing).await;
+                return Err(unreadable(error));
+            }
+        };
         let sealed = self
             .ended_with_its_caller(asker, job, move |cancel| async move {
                 guards::run(&shared.launch, &offer.tools, &offer.guards, asked, cancel).await
@@ -250,6 +258,7 @@ impl<L: Launch> Dispatcher<L> {
             store(&mut chain, call, &sealed);
         }
         let call = last.call();
+        let last = spill::keep(&shared.ledger, last).await.map_err(unreadable)?;
         let mut sealed = call::seal(&shared.launch, &shared.origin, chain, last).await.map_err(unsealed)?;
         store(&mut chain, call, &sealed);
         let seal = call::seal_job(&shared.launch, &shared.origin, job, chain, Some(sealed.evidence));

@@ -10,6 +10,7 @@ pub mod offer;
 mod recover;
 mod resume;
 mod rollback;
+mod spilled;
 mod submit;
 #[cfg(test)]
 mod tests;
@@ -19,7 +20,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use sandbox::config::Subject;
+use sandbox::config::{Retention, Subject};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -28,6 +29,7 @@ use toolproto::code::Code;
 use toolproto::ids::{CallId, JobId};
 use toolproto::job::{JobResult, JobUsage, Problem, Verdict};
 use toolproto::receipt::Envelope;
+use toolproto::units::Span;
 
 use self::offer::{Catalogue, Offer};
 use crate::agent::Agent;
@@ -36,7 +38,7 @@ use crate::caller::{Caller, Standing};
 use crate::clock::Clock;
 use crate::feed::Feed;
 use crate::launch::{Keep, Launch, LinkError};
-use crate::ledger::{JobRow, Ledger, LedgerError};
+use crate::ledger::{Before, JobRow, Ledger, LedgerError};
 use crate::model::Model;
 use crate::observe::metrics::Load;
 use crate::observe::slices::Slices;
@@ -304,7 +306,7 @@ impl<L: Launch> Dispatcher<L> {
     }
 
     /// Deletes what is older than it is kept, now and once an hour, until agentd stops.
-    pub fn keep_tidy(&self, jobs: Duration, receipts: Duration) {
+    pub fn keep_tidy(&self, retention: Retention) {
         let (dispatcher, stop) = (self.clone(), self.inner.stop.clone());
         self.inner.tasks.spawn(async move {
             let mut hours = tokio::time::interval(Duration::from_secs(3600));
@@ -314,8 +316,10 @@ impl<L: Launch> Dispatcher<L> {
                     _ = hours.tick() => {}
                 }
                 let now = jiff::Timestamp::now();
-                let before = |age: Duration| now.checked_sub(age).unwrap_or(jiff::Timestamp::MIN);
-                match dispatcher.inner.shared.ledger.expire(before(jobs), before(receipts)).await {
+                let ago = |age: Span| now.checked_sub(age.0).unwrap_or(jiff::Timestamp::MIN);
+                let Retention { jobs, receipts, artifacts } = retention;
+                let before = Before { jobs: ago(jobs), receipts: ago(receipts), artifacts: ago(artifacts) };
+                match dispatcher.inner.shared.ledger.expire(before).await {
                     Ok(gone) => {
                         if !gone.is_empty() {
                             tracing::info!(gone = gone.len(), "deleted what was older than it is kept");

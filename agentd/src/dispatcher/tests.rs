@@ -1,4 +1,5 @@
 mod extensions;
+mod spilling;
 
 use std::os::fd::OwnedFd;
 

@@ -17,13 +17,15 @@ mod write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use jiff::Timestamp;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 use toolproto::ids::JobId;
 use toolproto::job::JobResult;
+use toolproto::units::Bytes;
 
-pub use rows::{Inserted, JobKind, JobRow, NewJob, Stored, StoredReceipt};
+pub use rows::{Before, Inserted, JobKind, JobRow, NewJob, Stored, StoredReceipt};
+
+use crate::spill::Spilled;
 
 /// The file in the ledger's directory.
 pub const FILE: &str = "ledger.sqlite";
@@ -141,13 +143,22 @@ impl Ledger {
         self.write(|done| write::Request::Forget { job, done }).await
     }
 
-    /// Deletes what is older than it is kept: jobs that ended before `jobs`, with their events; receipts of jobs that ended
-    /// before `receipts`. A job's row goes when neither is left. Which jobs' events were deleted.
+    /// Keeps a result of a job apart from its events, unless the job's results together would then be larger than `room`.
+    /// Whether it is kept.
+    ///
+    /// # Errors
+    /// When it cannot be stored.
+    pub async fn spill(&self, job: JobId, spilled: Spilled, room: Bytes) -> Result<bool, LedgerError> {
+        self.write(|done| write::Request::Spill { job, spilled, room, done }).await
+    }
+
+    /// Deletes what ended before these times. A job's row goes when none of its receipts is left. Which jobs' events were
+    /// deleted.
     ///
     /// # Errors
     /// When that cannot be stored.
-    pub async fn expire(&self, jobs: Timestamp, receipts: Timestamp) -> Result<Vec<JobId>, LedgerError> {
-        self.write(|done| write::Request::Expire { jobs, receipts, done }).await
+    pub async fn expire(&self, before: Before) -> Result<Vec<JobId>, LedgerError> {
+        self.write(|done| write::Request::Expire { before, done }).await
     }
 
     async fn write<T>(

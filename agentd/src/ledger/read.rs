@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, OptionalExtension as _, Row, params};
 use toolproto::api::JobFilter;
 use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
@@ -125,6 +125,19 @@ impl Ledger {
                 .query_and_then(params![job.to_string(), call.to_string()], |row| envelope_of(job, row))?
                 .next()
                 .transpose()
+        })
+        .await
+    }
+
+    /// A result of a job that is kept apart, by its digest.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub async fn spilled(&self, job: JobId, digest: Digest) -> Result<Option<String>, LedgerError> {
+        self.read(move |connection| {
+            let sql = "SELECT value FROM spilled WHERE job = ?1 AND digest = ?2";
+            let mut statement = connection.prepare_cached(sql)?;
+            Ok(statement.query_row(params![job.to_string(), digest.to_string()], |row| row.get(0)).optional()?)
         })
         .await
     }

@@ -122,6 +122,17 @@ pub struct Stored {
     pub event: Event,
 }
 
+/// Up to when what belongs to ended jobs is kept no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Before {
+    /// Jobs with their events.
+    pub jobs: Timestamp,
+    /// Receipts.
+    pub receipts: Timestamp,
+    /// Results that are kept apart. They never outlast the events that name them.
+    pub artifacts: Timestamp,
+}
+
 /// A receipt with its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredReceipt {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rusqlite::Connection;
 
 /// The layout that this agentd writes.
-const LAYOUT: i64 = 1;
+const LAYOUT: i64 = 2;
 
 const TABLES: &str = "
 CREATE TABLE jobs (
@@ -46,6 +46,17 @@ CREATE TABLE receipts (
 CREATE UNIQUE INDEX receipts_by_call ON receipts (job, call) WHERE call IS NOT NULL;
 ";
 
+/// Since layout 2. With row ids, since the values are large.
+const SPILLED: &str = "
+CREATE TABLE spilled (
+    job TEXT NOT NULL REFERENCES jobs (id),
+    digest TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (job, digest)
+) STRICT;
+";
+
 /// The tables cannot be brought up to date.
 pub(super) enum MigrateError {
     /// They are of a later agentd.
@@ -76,7 +87,11 @@ pub(super) fn migrate(connection: &mut Connection) -> Result<(), MigrateError> {
     let transaction = connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     let layout: i64 = transaction.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     match layout {
-        0 => transaction.execute_batch(TABLES)?,
+        0 => {
+            transaction.execute_batch(TABLES)?;
+            transaction.execute_batch(SPILLED)?;
+        }
+        1 => transaction.execute_batch(SPILLED)?,
         LAYOUT => {}
         later => return Err(MigrateError::Later(later)),
     }

@@ -26,6 +26,16 @@ fn turn(sequence: u64) -> Stored {
     Stored { sequence, time: Timestamp::now(), elapsed_ms: sequence * 10, event }
 }
 
+/// So many hours from now.
+fn before(jobs: i64, receipts: i64, artifacts: i64) -> Before {
+    let hours = |n: i64| Timestamp::now() + jiff::SignedDuration::from_hours(n);
+    Before { jobs: hours(jobs), receipts: hours(receipts), artifacts: hours(artifacts) }
+}
+
+fn spilled(text: &str) -> Spilled {
+    Spilled { digest: Digest::sha256(text.as_bytes()), text: text.to_owned() }
+}
+
 #[tokio::test]
 async fn what_was_acknowledged_is_there_after_reopening() {
     let folder = tempfile::tempdir().unwrap();
@@ -132,15 +142,55 @@ async fn what_is_older_than_it_is_kept_goes_and_nothing_else() {
         ledger.append(one.id, vec![turn(1)], vec![receipt(1)], None).await.unwrap();
     }
     ledger.close(ended.id).await.unwrap();
-    let hours = |n: i64| Timestamp::now() + jiff::SignedDuration::from_hours(n);
-    ledger.expire(hours(-1), hours(-1)).await.unwrap();
+    ledger.expire(before(-1, -1, -1)).await.unwrap();
     assert_eq!(ledger.events(ended.id, 0, 10).await.unwrap().len(), 1);
-    ledger.expire(hours(1), hours(-1)).await.unwrap();
+    ledger.expire(before(1, -1, -1)).await.unwrap();
     assert!(ledger.events(ended.id, 0, 10).await.unwrap().is_empty());
     assert_eq!(ledger.receipts(ended.id).await.unwrap().len(), 1, "a receipt that is kept for longer is gone");
     assert!(ledger.job(ended.id).await.unwrap().is_some());
-    ledger.expire(hours(1), hours(1)).await.unwrap();
+    ledger.expire(before(1, 1, 1)).await.unwrap();
     assert_eq!(ledger.job(ended.id).await.unwrap(), None);
     assert_eq!(ledger.events(unfinished.id, 0, 10).await.unwrap().len(), 1, "an unfinished job lost its events");
     assert_eq!(ledger.receipts(unfinished.id).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_result_that_is_kept_apart_is_its_jobs_alone_and_goes_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, other) = (job(None, "a"), job(None, "b"));
+    let (value, room) = (spilled("[1,2,3]"), Bytes(10));
+    {
+        let ledger = Ledger::open(folder.path()).unwrap();
+        ledger.insert(one.clone()).await.unwrap();
+        ledger.insert(other.clone()).await.unwrap();
+        assert!(ledger.spill(one.id, value.clone(), room).await.unwrap());
+        assert!(ledger.spill(one.id, value.clone(), room).await.unwrap(), "the same again takes no room");
+        assert!(!ledger.spill(one.id, spilled("[4,5]"), room).await.unwrap());
+        assert!(ledger.spill(other.id, spilled("[4,5]"), room).await.unwrap());
+    }
+    let ledger = Ledger::open(folder.path()).unwrap();
+    assert_eq!(ledger.spilled(one.id, value.digest).await.unwrap().as_deref(), Some("[1,2,3]"));
+    assert_eq!(ledger.spilled(other.id, value.digest).await.unwrap(), None);
+    assert_eq!(ledger.spilled(one.id, spilled("[4,5]").digest).await.unwrap(), None);
+    // Both ways: by its own time, and at the latest with the job, whose row could not go otherwise.
+    ledger.close(one.id).await.unwrap();
+    ledger.expire(before(-1, -1, -1)).await.unwrap();
+    assert!(ledger.spilled(one.id, value.digest).await.unwrap().is_some());
+    ledger.expire(before(-1, -1, 1)).await.unwrap();
+    assert_eq!(ledger.spilled(one.id, value.digest).await.unwrap(), None);
+    ledger.close(other.id).await.unwrap();
+    ledger.expire(before(1, 1, -1)).await.unwrap();
+    assert_eq!(ledger.job(other.id).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn an_earlier_layout_is_brought_up_to_date() {
+    let folder = tempfile::tempdir().unwrap();
+    let stored = job(None, "a");
+    Ledger::open(folder.path()).unwrap().insert(stored.clone()).await.unwrap();
+    let outside = Connection::open(folder.path().join(FILE)).unwrap();
+    outside.execute_batch("DROP TABLE spilled; PRAGMA user_version = 1").unwrap();
+    let ledger = Ledger::open(folder.path()).unwrap();
+    assert!(ledger.job(stored.id).await.unwrap().is_some());
+    assert!(ledger.spill(stored.id, spilled("[1]"), Bytes(10)).await.unwrap());
 }

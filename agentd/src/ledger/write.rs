@@ -11,10 +11,12 @@ use tokio::sync::oneshot;
 use toolproto::digest::Digest;
 use toolproto::ids::JobId;
 use toolproto::job::JobResult;
+use toolproto::units::Bytes;
 
 use super::LedgerError;
-use super::rows::{Inserted, NewJob, Stored, StoredReceipt};
+use super::rows::{Before, Inserted, NewJob, Stored, StoredReceipt};
 use crate::session::event::EVENT_VERSION;
+use crate::spill::Spilled;
 
 /// The most requests of one transaction.
 const GROUP: usize = 256;
@@ -52,9 +54,14 @@ pub(super) enum Request {
         job: JobId,
         done: Done<()>,
     },
+    Spill {
+        job: JobId,
+        spilled: Spilled,
+        room: Bytes,
+        done: Done<bool>,
+    },
     Expire {
-        jobs: Timestamp,
-        receipts: Timestamp,
+        before: Before,
         done: Done<Vec<JobId>>,
     },
 }
@@ -124,7 +131,10 @@ fn store(connection: &mut Connection, group: Vec<Request>, waiting: &mut Vec<Ack
             Request::Amend { job, receipts, done } => settle(amend(&savepoint, job, &receipts), done, waiting),
             Request::Reopen { job, event, done } => settle(reopen(&savepoint, job, *event), done, waiting),
             Request::Close { job, done } => settle(close(&savepoint, job), done, waiting),
-            Request::Expire { jobs, receipts, done } => settle(expire(&savepoint, jobs, receipts), done, waiting),
+            Request::Spill { job, spilled, room, done } => {
+                settle(spill(&savepoint, job, &spilled, room), done, waiting)
+            }
+            Request::Expire { before, done } => settle(expire(&savepoint, before), done, waiting),
             Request::Forget { job, done } => settle(forget(&savepoint, job), done, waiting),
         };
         if carried_out {
@@ -168,7 +178,29 @@ pub(super) fn by_key(
     Ok(Some(if digest == request.to_string() { Inserted::Known(id) } else { Inserted::Conflict(id) }))
 }
 
-fn expire(connection: &Connection, jobs: Timestamp, receipts: Timestamp) -> rusqlite::Result<Vec<JobId>> {
+fn spill(connection: &Connection, job: JobId, spilled: &Spilled, room: Bytes) -> rusqlite::Result<bool> {
+    let (id, digest) = (job.to_string(), spilled.digest.to_string());
+    let known = connection
+        .prepare_cached("SELECT 1 FROM spilled WHERE job = ?1 AND digest = ?2")?
+        .exists(params![id, digest])?;
+    if known {
+        return Ok(true);
+    }
+    let kept: u64 = connection
+        .prepare_cached("SELECT coalesce(sum(bytes), 0) FROM spilled WHERE job = ?1")?
+        .query_row(params![id], |row| row.get(0))?;
+    let bytes = spilled.text.len() as u64;
+    if kept.saturating_add(bytes) > room.0 {
+        return Ok(false);
+    }
+    connection
+        .prepare_cached("INSERT INTO spilled (job, digest, bytes, value) VALUES (?1, ?2, ?3, ?4)")?
+        .execute(params![id, digest, bytes, spilled.text])?;
+    Ok(true)
+}
+
+fn expire(connection: &Connection, before: Before) -> rusqlite::Result<Vec<JobId>> {
+    let Before { jobs, receipts, artifacts } = before;
     // Times of one precision and zone compare as text up to their fraction, which is close enough for days.
     let ended = "SELECT id FROM jobs WHERE ended IS NOT NULL AND ended < ?1";
     let delete = |table: &str, before: Timestamp| {
@@ -184,6 +216,7 @@ fn expire(connection: &Connection, jobs: Timestamp, receipts: Timestamp) -> rusq
         .collect::<rusqlite::Result<Vec<JobId>>>()?;
     delete("events", jobs)?;
     delete("receipts", receipts)?;
+    delete("spilled", artifacts.max(jobs))?;
     // A job of which receipts are kept keeps its row: they belong to somebody.
     connection
         .prepare_cached(

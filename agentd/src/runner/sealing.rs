@@ -14,6 +14,7 @@ use crate::guards::Attempts;
 use crate::launch::Launch;
 use crate::ledger::StoredReceipt;
 use crate::session::event::{CallRecord, Event, Interruption, Plan, PlannedCall, Refusal};
+use crate::spill;
 
 impl<L: Launch> Runner<L> {
     /// Gives each call of an answer that cannot be followed its receipt.
@@ -83,6 +84,7 @@ impl<L: Launch> Runner<L> {
         receipts: &mut Vec<StoredReceipt>,
     ) -> Result<CallRecord, Abort> {
         let call = ran.call();
+        let ran = spill::keep(&self.shared.ledger, ran).await?;
         let Sealed { record, envelope, evidence, .. } =
             call::seal(&self.shared.launch, &self.shared.origin, *chain, ran).await?;
         self.evidence_head = Some(evidence);

@@ -168,6 +168,7 @@ pub(crate) struct LimitsSection {
     memory: Option<Bytes>,
     pids: Option<u32>,
     max_response_bytes: Option<Bytes>,
+    pub(crate) spill: Option<Bytes>,
 }
 
 #[derive(Default, Deserialize)]

@@ -16,6 +16,7 @@ pub(super) mod resume;
 pub(super) mod rollback;
 pub(super) mod run;
 pub(super) mod show;
+pub(super) mod spilled;
 pub(super) mod steer;
 pub(super) mod submit;
 pub(super) mod tools;
