@@ -9,6 +9,8 @@
 //! [`run`] is the part that may go on beside other calls, [`seal`] the part that takes the calls of a job one after the other,
 //! since each receipt names the one before it. The caller stores the receipt before anybody sees the reply.
 
+mod attestation;
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -158,7 +160,7 @@ pub struct Sealed {
     pub envelope: Envelope,
     /// The digest of the launcher's evidence.
     pub evidence: Digest,
-    /// Why the call's changes were not taken over, though they were wanted.
+    /// Why a call that had ended well counts as failed: its changes were not taken over, or it is not known what they are.
     pub withheld: Option<CallError>,
     /// How the process ended, with the code that the call got.
     pub outcome: Outcome,
@@ -379,6 +381,10 @@ pub async fn seal<L: Launch>(launch: &L, origin: &Origin, chain: ReceiptsHead, r
         let code = evidence.record.outcome.code.unwrap_or(Code::WorkspaceUnavailable);
         withheld_error(code, &evidence.record.denied, kept.as_deref())
     });
+    let unproven = attestation::unproven(&answered, &evidence.record);
+    // What nobody knows whether it was done, as after a crash, may have changed the workspace, too.
+    let is_unproven = unproven.is_some() || (ended.is_none() && code == Some(Code::Interrupted));
+    let withheld = withheld.or(unproven);
     let (code, answered, content) = match &withheld {
         Some(error) => {
             let answered = Answered::Failure(error.clone());
@@ -395,12 +401,14 @@ pub async fn seal<L: Launch>(launch: &L, origin: &Origin, chain: ReceiptsHead, r
         completeness: if spilling == Spilling::Done { "partial" } else { "complete" }.to_owned(),
     };
     let receipt = receipt(origin, chain, &asked, effects, evidence, outcome.clone(), arguments_digest, result, notes);
-    let written = if keeps(receipt.workspace.state) {
+    // A change of which only a part is known counts for nothing.
+    let keeps = keeps(receipt.workspace.state) && receipt.workspace.is_attested();
+    let written = if keeps {
         paths(&receipt.workspace.created).chain(paths(&receipt.workspace.modified)).collect()
     } else {
         Vec::new()
     };
-    let deleted = if keeps(receipt.workspace.state) { paths(&receipt.workspace.deleted).collect() } else { Vec::new() };
+    let deleted = if keeps { paths(&receipt.workspace.deleted).collect() } else { Vec::new() };
     let (sequence, workspace_after, usage) = (receipt.sequence, receipt.workspace.after, receipt.usage.clone());
     let mut envelope = Envelope::unsigned(&Statement::about(receipt))?;
     let signature = launch.sign(asked.job, Some(asked.call), envelope.payload.clone()).await?;
@@ -413,6 +421,7 @@ pub async fn seal<L: Launch>(launch: &L, origin: &Origin, chain: ReceiptsHead, r
         workspace_after,
         written,
         deleted,
+        unproven: is_unproven,
     };
     Ok(Sealed { record, answered, envelope, evidence: evidence_digest, withheld, outcome, ended })
 }

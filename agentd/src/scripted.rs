@@ -60,6 +60,8 @@ pub(crate) struct Log {
     chains: HashMap<JobId, Vec<Digest>>,
     /// Whether grants are forgotten.
     pub(crate) forgetful: bool,
+    /// What the evidence of calls that ran says of the workspace, and with which code, where that is not nothing.
+    pub(crate) attested: Option<(WorkspaceChange, Option<Code>)>,
     calls: HashMap<CallId, (JobId, Program, Ended)>,
 }
 
@@ -78,6 +80,7 @@ impl ScriptedLaunch {
         claims: Claims,
     ) -> SignedEvidence {
         let mut log = self.log.lock().unwrap();
+        let attested = log.attested.clone().filter(|_| ended.is_some());
         let chain = log.chains.entry(job).or_default();
         let (name, refused) = match program {
             Program::Tool { name } => (name.clone(), OutcomeKind::Refused),
@@ -89,6 +92,7 @@ impl ScriptedLaunch {
             || Outcome { kind: refused, code: claims.code, exit_status: None, signal: None },
             |ended| ended.outcome.clone(),
         );
+        let (workspace, code) = attested.unwrap_or((WorkspaceChange::none(), outcome.code));
         let record = Evidence {
             version: 1,
             job_id: job,
@@ -102,8 +106,8 @@ impl ScriptedLaunch {
             not_enforced: Vec::new(),
             started: Timestamp::UNIX_EPOCH,
             ended: Timestamp::UNIX_EPOCH,
-            outcome,
-            workspace: WorkspaceChange::none(),
+            outcome: Outcome { code, ..outcome },
+            workspace,
             denied: Vec::new(),
             usage: ended.map(|ended| ended.usage.clone()).unwrap_or_default(),
             cgroup: "none".to_owned(),

@@ -245,6 +245,21 @@ impl WorkspaceChange {
         }
     }
 
+    /// Whether it proves what the call did to the workspace: where something of the call may be in it, the trees before and after
+    /// are known, and what differs between them.
+    #[must_use]
+    pub fn is_attested(&self) -> bool {
+        match self.state {
+            WorkspaceState::None | WorkspaceState::ReadOnly | WorkspaceState::Discarded | WorkspaceState::Conflict => {
+                true
+            }
+            WorkspaceState::Committed | WorkspaceState::Direct | WorkspaceState::RolledBack => {
+                let trees = self.before.zip(self.after);
+                trees.is_some_and(|(before, after)| before == after || self.is_changed())
+            }
+        }
+    }
+
     /// Whether the call left the tree other than it was.
     #[must_use]
     pub const fn is_changed(&self) -> bool {
@@ -651,6 +666,27 @@ mod tests {
         // The specification's own example.
         let encoded = pre_authentication_encoding("http://example.com/HelloWorld", b"hello world");
         assert_eq!(encoded, b"DSSEv1 29 http://example.com/HelloWorld 11 hello world");
+    }
+
+    #[test]
+    fn what_stays_in_the_workspace_is_attested_by_both_trees_and_what_differs() {
+        let tree = |text: &str| Some(Digest::sha256(text.as_bytes()));
+        let change = Change { path: "x".to_owned(), old: None, new: None };
+        let attested = |state, before, after, created: &[&Change]| {
+            let created = created.iter().map(|change| (*change).clone()).collect();
+            WorkspaceChange { state, before, after, created, ..WorkspaceChange::none() }.is_attested()
+        };
+        for state in [WorkspaceState::Committed, WorkspaceState::Direct, WorkspaceState::RolledBack] {
+            assert!(attested(state, tree("a"), tree("b"), &[&change]));
+            assert!(attested(state, tree("a"), tree("a"), &[]));
+            assert!(!attested(state, tree("a"), tree("b"), &[]), "what differs is not listed");
+            assert!(!attested(state, tree("a"), None, &[]) && !attested(state, None, tree("b"), &[&change]));
+        }
+        for state in
+            [WorkspaceState::None, WorkspaceState::ReadOnly, WorkspaceState::Discarded, WorkspaceState::Conflict]
+        {
+            assert!(attested(state, None, None, &[]), "nothing of the call is there");
+        }
     }
 
     #[test]

@@ -162,7 +162,8 @@ impl<L: Launch> Dispatcher<L> {
                 })
                 .or_else(|| {
                     let CallError { code, message, .. } = sealed.withheld?;
-                    Some(ExecFailure { code, step: "commit".to_owned(), errno: None, message })
+                    let step = if sealed.record.unproven { "attestation" } else { "commit" };
+                    Some(ExecFailure { code, step: step.to_owned(), errno: None, message })
                 }),
             usage,
             receipt: sealed.envelope,

@@ -190,5 +190,6 @@ fn interrupted() -> CallRecord {
         workspace_after: None,
         written: Vec::new(),
         deleted: Vec::new(),
+        unproven: true,
     }
 }

@@ -1,3 +1,4 @@
+mod attestation;
 mod extensions;
 mod spilling;
 

@@ -146,6 +146,7 @@ impl AuditLog {
                         call_id: Some(*call_id),
                         tool: Some(tool),
                         code: *code,
+                        severity: severity(*code),
                         duration_ms: usage.as_ref().map(|usage| usage.wall_ms),
                         used: usage.as_ref(),
                         ..line
@@ -159,8 +160,7 @@ impl AuditLog {
                             Verdict::Success { .. } => (None, "success"),
                             Verdict::Failed { error_code, message, .. } => (Some(*error_code), message.as_str()),
                         };
-                        let severity = (code == Some(Code::InternalLogicError)).then_some("critical");
-                        Line { severity, code, reason: Some(reason), usage: Some(result.usage), ..line }
+                        Line { severity: severity(code), code, reason: Some(reason), usage: Some(result.usage), ..line }
                     }
                     EventBody::ModelDelta { .. } | EventBody::CallProgress { .. } => return None,
                 }
@@ -173,6 +173,7 @@ impl AuditLog {
                 call_id: Some(*call),
                 tool: Some(tool),
                 code: *code,
+                severity: severity(*code),
                 duration_ms: usage.as_ref().map(|usage| usage.wall_ms),
                 used: usage.as_ref(),
                 ..Line::default()
@@ -238,6 +239,11 @@ fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o640).open(path)
 }
 
+/// What agentd did wrong itself is for a person to look at.
+fn severity(code: Option<Code>) -> Option<&'static str> {
+    (code == Some(Code::InternalLogicError)).then_some("critical")
+}
+
 fn actor(uid: u32) -> String {
     format!("uid:{uid}")
 }
@@ -293,6 +299,32 @@ mod tests {
         assert_eq!(lines[0].get("duration_ms"), None);
         assert_eq!((&lines[1]["from"], &lines[1]["duration_ms"]), (&"PLANNING".into(), &3000.into()));
         assert_eq!((&lines[2]["actor"], &lines[2]["code"]), (&"uid:1001".into(), &"NOT_PERMITTED".into()));
+    }
+
+    #[test]
+    fn a_call_that_agentd_got_wrong_is_critical() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut log = AuditLog::open(folder.path(), 1 << 20, 2).unwrap();
+        let ended = |code| {
+            let (call_id, tool) = (CallId::from_u128(2), "write".to_owned());
+            let body = EventBody::CallEnded { call_id, tool, ok: false, code: Some(code), usage: None };
+            let (job_id, time) = (JobId::from_u128(1), Timestamp::UNIX_EPOCH);
+            let event = EventView { version: API_VERSION, sequence: Some(1), job_id, time, body };
+            Observation::Job { uid: 1000, event }
+        };
+        let direct = Observation::Direct {
+            uid: 1000,
+            job: JobId::from_u128(1),
+            call: CallId::from_u128(2),
+            tool: "write".to_owned(),
+            code: Some(Code::InternalLogicError),
+            usage: None,
+        };
+        for observation in [ended(Code::InternalLogicError), direct, ended(Code::WorkspaceTooLarge)] {
+            log.record(&observation);
+        }
+        let severities: Vec<Value> = lines(folder.path()).iter().map(|line| line["severity"].clone()).collect();
+        assert_eq!(severities, ["critical".into(), "critical".into(), Value::Null]);
     }
 
     #[test]

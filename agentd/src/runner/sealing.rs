@@ -61,15 +61,17 @@ impl<L: Launch> Runner<L> {
     /// Gives each attempt its receipt; the last one answers the call.
     pub(super) async fn call_ended(&mut self, call: CallId, attempts: Attempts) -> Result<(), Abort> {
         let (mut receipts, mut chain) = (Vec::new(), self.session.receipts());
-        let mut earlier_cpu = 0;
+        let (mut earlier_cpu, mut is_unproven) = (0, false);
         for ran in attempts.earlier {
             let record = self.seal_attempt(ran, &mut chain, &mut receipts).await?;
             earlier_cpu += record.usage.map_or(0, |usage| usage.cpu_usec);
+            is_unproven |= record.unproven;
         }
         let mut record = self.seal_attempt(attempts.last, &mut chain, &mut receipts).await?;
         if let Some(usage) = &mut record.usage {
             usage.cpu_usec = usage.cpu_usec.saturating_add(earlier_cpu);
         }
+        record.unproven |= is_unproven;
         let event = match record.code {
             None => Event::ToolCompleted { call, record },
             Some(_) => Event::ToolFailed { call, record },

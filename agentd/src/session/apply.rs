@@ -98,6 +98,7 @@ impl Session {
                         workspace_after: None,
                         written: Vec::new(),
                         deleted: Vec::new(),
+                        unproven: false,
                     };
                 }
                 self.close_batch_if_done();

@@ -27,6 +27,8 @@ pub struct Contract {
 pub struct Evidence {
     calls: u64,
     last_mutation: Option<u64>,
+    /// The last call of which it is not known what it did to the workspace.
+    last_unproven: Option<u64>,
     effects: bool,
     passed: BTreeMap<String, u64>,
     files: BTreeSet<String>,
@@ -34,7 +36,14 @@ pub struct Evidence {
 
 impl Evidence {
     pub(super) const fn new() -> Self {
-        Self { calls: 0, last_mutation: None, effects: false, passed: BTreeMap::new(), files: BTreeSet::new() }
+        Self {
+            calls: 0,
+            last_mutation: None,
+            last_unproven: None,
+            effects: false,
+            passed: BTreeMap::new(),
+            files: BTreeSet::new(),
+        }
     }
 
     /// Looks at a call that ended.
@@ -43,6 +52,10 @@ impl Evidence {
         if !(record.written.is_empty() && record.deleted.is_empty()) {
             self.last_mutation = Some(self.calls);
             self.effects = true;
+        }
+        // It counts as no change that is wanted, and yet as one after which everything is to be verified again.
+        if record.unproven {
+            self.last_unproven = Some(self.calls);
         }
         for path in &record.deleted {
             self.files.remove(path);
@@ -80,6 +93,9 @@ impl Evidence {
                 Some(passed) if self.last_mutation.is_some_and(|mutation| mutation > *passed) => {
                     unmet.push(format!("`{tool}` passed before the last change of the workspace; call it again"));
                 }
+                Some(passed) if self.last_unproven.is_some_and(|unproven| unproven > *passed) => unmet.push(format!(
+                    "`{tool}` passed before a call of which it is not known what it did to the workspace; call it again"
+                )),
                 Some(_) => {}
             }
         }
@@ -124,6 +140,7 @@ mod tests {
             workspace_after: None,
             written: written.iter().map(|path| (*path).to_owned()).collect(),
             deleted: Vec::new(),
+            unproven: false,
         }
     }
 
@@ -145,6 +162,25 @@ mod tests {
         evidence.saw(&planned("check"), &record(None, json!({"passed": true, "checked": 3}), &[]));
         assert_eq!(evidence.unmet(&contract()), Vec::<String>::new());
         assert!(Evidence::new().unmet(&Contract::default()).is_empty());
+    }
+
+    #[test]
+    fn a_call_of_unknown_effect_is_no_change_and_no_check_and_asks_for_another_check() {
+        let passed = json!({"passed": true, "checked": 3});
+        let unproven = |result: &Value| CallRecord {
+            unproven: true,
+            ..record(Some(Code::WorkspaceTooLarge), result.clone(), &[])
+        };
+        let mut evidence = Evidence::new();
+        evidence.saw(&planned("check"), &unproven(&passed));
+        assert_eq!(evidence.unmet(&contract()).len(), 4, "it counts as something");
+        evidence.saw(&planned("write"), &record(None, json!({}), &["report.html"]));
+        evidence.saw(&planned("check"), &record(None, passed.clone(), &[]));
+        assert!(evidence.unmet(&contract()).is_empty());
+        evidence.saw(&planned("write"), &unproven(&json!({})));
+        assert!(evidence.unmet(&contract())[0].contains("not known"), "{:?}", evidence.unmet(&contract()));
+        evidence.saw(&planned("check"), &record(None, passed, &[]));
+        assert!(evidence.unmet(&contract()).is_empty());
     }
 
     #[test]

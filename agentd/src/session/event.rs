@@ -144,6 +144,9 @@ pub struct CallRecord {
     /// Paths that it deleted.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub deleted: Vec<String>,
+    /// Whether it may have left something in the workspace of which nothing is known.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub unproven: bool,
 }
 
 impl CallRecord {
@@ -158,6 +161,7 @@ impl CallRecord {
             workspace_after: None,
             written: Vec::new(),
             deleted: Vec::new(),
+            unproven: false,
         }
     }
 }

@@ -166,6 +166,7 @@ mod tests {
             workspace_after: Some(Digest::sha256(state.as_bytes())),
             written: Vec::new(),
             deleted: Vec::new(),
+            unproven: false,
         };
         repetition.saw(&planned, &record);
     }

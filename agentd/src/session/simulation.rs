@@ -586,6 +586,7 @@ impl World {
             workspace_after: Some(Digest::sha256(tool.as_bytes())),
             written: if tool == "write" && code.is_none() { vec!["file".to_owned()] } else { Vec::new() },
             deleted: Vec::new(),
+            unproven: false,
         }
     }
 

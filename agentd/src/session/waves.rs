@@ -64,6 +64,7 @@ mod tests {
             workspace_after: None,
             written: Vec::new(),
             deleted: Vec::new(),
+            unproven: false,
         };
         Progress::Done(Box::new(record))
     }

@@ -19,6 +19,8 @@
 //! what is left is set aside), agentd has been told, and the call waits for two things in any order: agentd's verdict and
 //! the worker's second reading. Then it is sealed and forgotten.
 
+mod attestation;
+
 use std::mem;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -31,7 +33,6 @@ use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
 use toolproto::receipt::{
     Change, Claims, Denial, Evidence, Outcome, OutcomeKind, PolicyIdentity, ToolIdentity, Usage, WorkspaceChange,
-    WorkspaceState,
 };
 
 use super::capture::{Stderr, Stdout};
@@ -363,7 +364,11 @@ impl Call {
                     }
                 }
                 Phase::Killing { mut running, until } => {
-                    if self.is_over(&mut running) {
+                    let is_over = self.is_over(&mut running);
+                    if is_over || now >= until {
+                        self.has_run |= self.may_have_run(&mut running);
+                    }
+                    if is_over {
                         progress.end = Some(End::Gone(running.finish()));
                         return progress;
                     }
@@ -385,6 +390,12 @@ impl Call {
     fn killing(running: Running, now: Instant) -> Phase {
         running.kill();
         Phase::Killing { running, until: now + STUCK }
+    }
+
+    /// Whether its program may have been executed between the last look at its status and its end.
+    fn may_have_run(&self, running: &mut Running) -> bool {
+        // One that was started ahead runs already, and is brought the workspace at some moment of this time.
+        self.failure.is_none() && (self.handover.is_some() || !matches!(running.read_status(), Status::Failed(_)))
     }
 
     fn is_over(&mut self, running: &mut Running) -> bool {
@@ -421,18 +432,6 @@ impl Call {
         self.ended.insert(record)
     }
 
-    /// Notes why its changes do not go into the workspace.
-    pub fn withhold(&mut self, code: Code, before: Option<Digest>, denied: Vec<Denial>) {
-        if let Some(record) = &mut self.ended {
-            record.outcome.code = record.outcome.code.or(Some(code));
-            record.denied.extend(denied);
-        }
-        let state = if code == Code::WorkspaceConflict { WorkspaceState::Conflict } else { WorkspaceState::Discarded };
-        let unattributed = self.unattributed.clone();
-        self.workspace =
-            Some(WorkspaceChange { state, before, after: before, unattributed, ..WorkspaceChange::none() });
-    }
-
     /// Notes the end of a call that was never launched.
     pub fn refuse(&mut self, outcome: Outcome, usage: Usage) {
         self.phase = Phase::Ended;
@@ -466,19 +465,6 @@ impl Call {
                 _ => None,
             },
         }
-    }
-
-    /// The workspace's part when nothing can have changed since [`Call::before`] was read.
-    #[must_use]
-    pub fn unchanged(&self) -> WorkspaceChange {
-        let state = match self.sight {
-            Sight::Nothing => return WorkspaceChange::none(),
-            Sight::ReadOnly => WorkspaceState::ReadOnly,
-            Sight::Overlay => WorkspaceState::Discarded,
-            Sight::Direct => WorkspaceState::Direct,
-        };
-        let unattributed = self.unattributed.clone();
-        WorkspaceChange { state, before: self.before, after: self.before, unattributed, ..WorkspaceChange::none() }
     }
 
     /// The evidence, once the call has ended, the workspace is read and the verdict is there.

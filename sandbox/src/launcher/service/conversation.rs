@@ -239,7 +239,7 @@ impl Service {
         self.close_if_done(job);
     }
 
-    /// Calls of the job whose second reading failed: their evidence says what was before, and no more.
+    /// Calls of the job whose second reading failed, or whose commit cannot be prepared any more.
     fn unread(&mut self, job: JobId, code: Code) {
         let waiting = self
             .calls
@@ -247,11 +247,7 @@ impl Service {
             .filter(|call| call.job == job && call.record().is_some() && call.workspace.is_none());
         let mut ids = Vec::new();
         for call in waiting {
-            match call.layer {
-                // What lies in a layer never reached the workspace, and does not any more.
-                Some(_) => call.withhold(code, call.before, Vec::new()),
-                None => call.workspace = Some(WorkspaceChange { after: None, ..call.unchanged() }),
-            }
+            call.leave_unproven(code);
             ids.push(call.id);
         }
         ids.into_iter().for_each(|id| self.seal_if_done(id));

@@ -143,7 +143,7 @@ impl Service {
     pub(super) fn hold(&mut self, id: CallId, now: Instant) {
         let Some((job, sight)) = self.calls.get(&id).map(|call| (call.job, call.sight)) else { return };
         let workspace = self.grants.get_mut(&job).and_then(|grant| grant.workspace.as_mut());
-        let Some(workspace) = workspace else { return self.start(id) };
+        let Some(workspace) = workspace else { return self.fail(id, no_workspace()) };
         let kind = if sight == Sight::ReadOnly { LockKind::Shared } else { LockKind::Exclusive };
         if workspace.held == Some(LockKind::Exclusive) || workspace.held == Some(kind) {
             return self.read_before(job, id, now);
@@ -196,7 +196,7 @@ impl Service {
 
     fn read_before(&mut self, job: JobId, id: CallId, now: Instant) {
         let workspace = self.grants.get_mut(&job).and_then(|grant| grant.workspace.as_mut());
-        let Some(workspace) = workspace else { return self.start(id) };
+        let Some(workspace) = workspace else { return self.fail(id, no_workspace()) };
         if let Err(error) = workspace.ask(Asked::Before(id), now) {
             let (code, message) = worker_failure(&error);
             self.fail(id, failure(code, message));
@@ -378,7 +378,13 @@ impl Service {
     /// No process is left, or what is left is set aside: agentd is told, and the tree is read again.
     pub(super) fn ended(&mut self, id: CallId, end: Option<End>) {
         let Some(call) = self.calls.get_mut(&id) else { return };
-        let record = call.end(end.as_ref()).clone();
+        let mut record = call.end(end.as_ref()).clone();
+        let (has_written, is_layered) = (call.has_run && call.sight == Sight::Direct, call.layer.is_some());
+        if (has_written || is_layered) && matches!(end, Some(End::Stuck(_))) {
+            // What the kernel does not let go may still write, whenever the workspace or the layer is read.
+            call.leave_unproven(Code::WorkspaceUnavailable);
+            record.outcome = call.record().map_or(record.outcome, |record| record.outcome.clone());
+        }
         let uid = call.sandbox_uid.take();
         self.release(id, end, uid);
         let Some(call) = self.calls.get_mut(&id) else { return };
@@ -398,13 +404,13 @@ impl Service {
             denied: record.denied,
         };
         let (job, ahead) = (call.job, call.ahead.take());
-        let (has_written, is_layered) = (call.has_run && call.sight == Sight::Direct, call.layer.is_some());
         // What lies in a layer waits for the verdict.
         if call.workspace.is_none() && (!call.has_run || !(has_written || is_layered)) {
             call.workspace = Some(call.unchanged());
         }
+        let is_to_be_read = has_written && call.workspace.is_none();
         self.tell(&message, descriptors);
-        if has_written {
+        if is_to_be_read {
             self.read_after(job, id);
         }
         self.let_go(job);
@@ -446,6 +452,8 @@ impl Service {
         let Some(call) = self.calls.get_mut(&id) else { return };
         if call.before != Some(before) {
             tracing::error!(call = %id, "the worker compared with another tree than the one before the call");
+            call.leave_unproven(Code::WorkspaceUnavailable);
+            return self.seal_if_done(id);
         }
         let Changes { created, modified, deleted } = changes;
         call.workspace = Some(WorkspaceChange {
@@ -539,6 +547,11 @@ fn layered_view(
 const ASK_AGAIN: Duration = Duration::from_millis(40);
 /// What a call is told whose workspace another job holds.
 const BUSY: &str = "another job holds the workspace: one that changes it has it alone until it ends";
+/// A call that was to see a workspace is not started without one: what it did could not be said.
+fn no_workspace() -> LaunchFailure {
+    failure(Code::WorkspaceUnavailable, "the job has no workspace".to_owned())
+}
+
 /// A day is longer than any call; more would only overflow.
 const LONGEST_MS: u64 = 24 * 3600 * 1000;
 
