@@ -62,6 +62,8 @@ pub struct Asked {
     pub job: JobId,
     /// The call's id.
     pub call: CallId,
+    /// The call of the job that it is an attempt at: its own id for the first.
+    pub attempt_of: CallId,
     /// The tool's name.
     pub tool: String,
     /// The arguments.
@@ -249,6 +251,7 @@ pub async fn run<L: Launch>(
     let order = Order {
         job: asked.job,
         call: asked.call,
+        attempt_of: asked.attempt_of,
         program: program.clone(),
         stdin: Stdin::Bytes(stdin),
         streams: None,
@@ -303,6 +306,7 @@ pub fn ran_adhoc(job: JobId, call: CallId, program: Program, keep: bool, ended: 
         asked: Asked {
             job,
             call,
+            attempt_of: call,
             tool: "exec".to_owned(),
             arguments: Arguments::Object(command),
             refusal: None,
@@ -332,6 +336,7 @@ pub fn rolled_back(job: JobId, call: CallId, program: Program, request: Value, e
         asked: Asked {
             job,
             call,
+            attempt_of: call,
             tool: "rollback".to_owned(),
             arguments: Arguments::Object(request),
             refusal: None,

@@ -166,6 +166,7 @@ pub async fn ask<L: Launch>(
         asked: Asked {
             job,
             call,
+            attempt_of: call,
             tool: name.clone(),
             arguments: Arguments::Object(arguments),
             refusal: None,
@@ -193,6 +194,7 @@ pub async fn ask<L: Launch>(
     let order = Order {
         job,
         call,
+        attempt_of: call,
         program: ran.program.clone(),
         stdin: Stdin::Bytes(stdin),
         streams: None,

@@ -414,6 +414,7 @@ mod tests {
             let asked = Asked {
                 job: JobId::generate(),
                 call,
+                attempt_of: call,
                 tool: tool.to_owned(),
                 arguments: Arguments::Object(arguments),
                 refusal: None,

@@ -25,6 +25,8 @@ pub struct Admission {
     pub uid: u32,
     /// The workspace's path; absent without one.
     pub workspace: Option<PathBuf>,
+    /// Those among the calls that a readmission asked about of which nothing was ever started.
+    pub never_started: Vec<CallId>,
 }
 
 /// Why the launcher did not grant a job.
@@ -61,6 +63,8 @@ pub struct Order {
     pub job: JobId,
     /// The call's new id.
     pub call: CallId,
+    /// The call of the job that it is an attempt at: its own id for the first.
+    pub attempt_of: CallId,
     /// What to run.
     pub program: Program,
     /// What it reads.
@@ -131,11 +135,13 @@ pub trait Launch: Send + Sync + 'static {
         limits: SliceLimits,
     ) -> impl Future<Output = Result<Result<Admission, Rejection>, LinkError>> + Send;
 
-    /// Asks for the grant of a job of an earlier agentd, whose ledger holds so many receipts.
+    /// Asks for the grant of a job of an earlier agentd, whose ledger holds so many receipts, and which of its calls that have none
+    /// never started.
     fn readmit(
         &self,
         job: JobId,
         receipts: u64,
+        dangling: Vec<CallId>,
     ) -> impl Future<Output = Result<Result<Admission, Rejection>, LinkError>> + Send;
 
     /// Says that a job begins that may call this tool, so that its processes are started ahead. Nothing depends on it.

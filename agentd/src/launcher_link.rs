@@ -170,8 +170,13 @@ impl Launch for LauncherLink {
         admission(self.ask(message, vec![client], Key::Admission(job)).await?.message)
     }
 
-    async fn readmit(&self, job: JobId, receipts: u64) -> Result<Result<Admission, Rejection>, LinkError> {
-        let message = ToLauncher::Readmit { job, receipts };
+    async fn readmit(
+        &self,
+        job: JobId,
+        receipts: u64,
+        dangling: Vec<CallId>,
+    ) -> Result<Result<Admission, Rejection>, LinkError> {
+        let message = ToLauncher::Readmit { job, receipts, dangling };
         admission(self.ask(message, Vec::new(), Key::Admission(job)).await?.message)
     }
 
@@ -182,7 +187,7 @@ impl Launch for LauncherLink {
     }
 
     async fn launch(&self, order: Order, cancel: CancellationToken) -> Result<Ended, LinkError> {
-        let Order { job, call, program, stdin, streams, time, narrow, watcher } = order;
+        let Order { job, call, attempt_of, program, stdin, streams, time, narrow, watcher } = order;
         let (stdin, bytes, feed) = match stdin {
             Stdin::Fd(descriptor) => (descriptor, Arc::default(), None),
             Stdin::Bytes(bytes) => {
@@ -204,7 +209,7 @@ impl Launch for LauncherLink {
         };
         descriptors.extend(streams.into_iter().flat_map(|(stdout, stderr)| [stdout, stderr]));
         let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let message = ToLauncher::Launch { job, call, program, time_ms, narrow };
+        let message = ToLauncher::Launch { job, call, attempt_of, program, time_ms, narrow };
 
         // A caller that goes away must not leave its call running.
         let stop = StopOnDrop { outgoing: &self.outgoing, call, armed: true };
@@ -307,7 +312,9 @@ impl Launch for LauncherLink {
 
 fn admission(answer: FromLauncher) -> Result<Result<Admission, Rejection>, LinkError> {
     match answer {
-        FromLauncher::Admitted { job, uid, workspace } => Ok(Ok(Admission { job, uid, workspace })),
+        FromLauncher::Admitted { job, uid, workspace, never_started } => {
+            Ok(Ok(Admission { job, uid, workspace, never_started }))
+        }
         FromLauncher::Rejected { code, message, .. } => Ok(Err(Rejection { code, message })),
         other => Err(unexpected(&other)),
     }
@@ -590,6 +597,7 @@ mod tests {
         Order {
             job: JobId::from_u128(1),
             call,
+            attempt_of: call,
             program: Program::Tool { name: "t".to_owned() },
             stdin: Stdin::Bytes(stdin),
             streams: None,

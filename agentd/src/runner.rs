@@ -426,6 +426,7 @@ impl<L: Launch> Runner<L> {
         Asked {
             job: self.job,
             call: planned.call,
+            attempt_of: planned.call,
             tool: planned.tool.clone(),
             arguments: planned.arguments.clone(),
             refusal: planned.refusal.clone(),

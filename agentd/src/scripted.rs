@@ -60,6 +60,8 @@ pub(crate) struct Log {
     chains: HashMap<JobId, Vec<Digest>>,
     /// Whether grants are forgotten.
     pub(crate) forgetful: bool,
+    /// Whether no call that had no receipt when agentd ended was ever started.
+    pub(crate) took_nothing_up: bool,
     /// What the evidence of calls that ran says of the workspace, and with which code, where that is not nothing.
     pub(crate) attested: Option<(WorkspaceChange, Option<Code>)>,
     calls: HashMap<CallId, (JobId, Program, Ended)>,
@@ -148,6 +150,10 @@ impl ScriptedLaunch {
     }
 }
 
+fn granted(job: JobId, workspace: Option<PathBuf>) -> Admission {
+    Admission { job, uid: 1000, workspace, never_started: Vec::new() }
+}
+
 fn exited(status: i32, stdout: String) -> Ended {
     let outcome = Outcome { kind: OutcomeKind::Exited, code: None, exit_status: Some(status), signal: None };
     Ended {
@@ -181,13 +187,18 @@ impl Launch for Arc<ScriptedLaunch> {
             WorkspaceChoice::Named(path) if path.starts_with("/missing") => {
                 Err(Rejection { code: Code::WorkspaceUnavailable, message: "it does not exist".to_owned() })
             }
-            WorkspaceChoice::Named(path) => Ok(Admission { job, uid: 1000, workspace: Some(path) }),
-            WorkspaceChoice::Private => Ok(Admission { job, uid: 1000, workspace: Some(PathBuf::from("/private")) }),
-            WorkspaceChoice::None => Ok(Admission { job, uid: 1000, workspace: None }),
+            WorkspaceChoice::Named(path) => Ok(granted(job, Some(path))),
+            WorkspaceChoice::Private => Ok(granted(job, Some(PathBuf::from("/private")))),
+            WorkspaceChoice::None => Ok(granted(job, None)),
         })
     }
 
-    async fn readmit(&self, job: JobId, receipts: u64) -> Result<Result<Admission, Rejection>, LinkError> {
+    async fn readmit(
+        &self,
+        job: JobId,
+        receipts: u64,
+        dangling: Vec<CallId>,
+    ) -> Result<Result<Admission, Rejection>, LinkError> {
         let mut log = self.log.lock().unwrap();
         if log.forgetful {
             return Ok(Err(Rejection { code: Code::Interrupted, message: "no grant was kept".to_owned() }));
@@ -195,7 +206,8 @@ impl Launch for Arc<ScriptedLaunch> {
         let chain = log.chains.entry(job).or_default();
         assert!(chain.len() as u64 >= receipts, "the ledger has receipts that nobody gave");
         chain.truncate(receipts as usize);
-        Ok(Ok(Admission { job, uid: 1000, workspace: Some(PathBuf::from("/private")) }))
+        let never_started = if log.took_nothing_up { dangling } else { Vec::new() };
+        Ok(Ok(Admission { never_started, ..granted(job, Some(PathBuf::from("/private"))) }))
     }
 
     fn warm(&self, _: JobId, _: String, _: Narrowing) -> Result<(), LinkError> {

@@ -164,6 +164,8 @@ pub enum ToLauncher {
         job: JobId,
         /// How many receipts of the job the ledger holds. Evidence beyond them was never acknowledged and is given anew.
         receipts: u64,
+        /// The calls that were ordered, or about to be, and have no receipt.
+        dangling: Vec<CallId>,
     },
     /// A granted job begins, and may call this tool: processes are started ahead, as many as the tool's manifest wants. There is
     /// no answer; a call that finds none starts cold.
@@ -182,6 +184,8 @@ pub enum ToLauncher {
         job: JobId,
         /// The call's new id.
         call: CallId,
+        /// The call of the job that it is an attempt at, which a later `Readmit` may ask about: its own id for the first.
+        attempt_of: CallId,
         /// What to run.
         program: Program,
         /// Milliseconds until SIGTERM; the tool's own time-out applies too.
@@ -339,6 +343,8 @@ pub enum FromLauncher {
         uid: u32,
         /// The workspace's path, made for the job when it is private; absent without one.
         workspace: Option<PathBuf>,
+        /// Those among the calls of a `Readmit` of which nothing was ever started. Of every other one it is not known.
+        never_started: Vec<CallId>,
     },
     /// The job is not granted.
     Rejected {

@@ -177,7 +177,7 @@ impl Bench {
         let job = JobId::generate();
         let (_client, accepted) = self.connect();
         match self.try_admit(job, workspace, accepted.as_fd()) {
-            FromLauncher::Admitted { job: admitted, uid: 0, workspace } if admitted == job => (job, workspace),
+            FromLauncher::Admitted { job: admitted, uid: 0, workspace, .. } if admitted == job => (job, workspace),
             other => panic!("{other:?}\n{}", fs::read_to_string(&self.log).unwrap()),
         }
     }
@@ -189,12 +189,24 @@ impl Bench {
 
     fn launch_as(&self, job: JobId, program: Program, stdin: &str, time_ms: u64, streams: &[BorrowedFd<'_>]) -> CallId {
         let call = CallId::generate();
+        self.launch_attempt(job, (call, call), program, stdin, time_ms, streams);
+        call
+    }
+
+    fn launch_attempt(
+        &self,
+        job: JobId,
+        (call, attempt_of): (CallId, CallId),
+        program: Program,
+        stdin: &str,
+        time_ms: u64,
+        streams: &[BorrowedFd<'_>],
+    ) {
         let (reader, mut writer) = std::io::pipe().unwrap();
         writeln!(writer, "{stdin}").unwrap();
         let descriptors: Vec<_> = [reader.as_fd()].into_iter().chain(streams.iter().copied()).collect();
         let narrow = Narrowing::default();
-        self.send(&ToLauncher::Launch { job, call, program, time_ms, narrow }, &descriptors);
-        call
+        self.send(&ToLauncher::Launch { job, call, attempt_of, program, time_ms, narrow }, &descriptors);
     }
 
     fn started(&self) {
@@ -571,7 +583,8 @@ fn messages_that_cannot_be_followed_change_nothing() {
     let echo = || Program::Tool { name: "echo".to_owned() };
     let (pipe, _writer) = std::io::pipe().unwrap();
     let narrow = Narrowing::default();
-    let launch = |job| ToLauncher::Launch { job, call, program: echo(), time_ms: 1, narrow: narrow.clone() };
+    let launch =
+        |job| ToLauncher::Launch { job, call, attempt_of: call, program: echo(), time_ms: 1, narrow: narrow.clone() };
     let admit =
         ToLauncher::Admit { job, workspace: WorkspaceChoice::None, agent: None, limits: SliceLimits::default() };
     let cases: [(ToLauncher, &[BorrowedFd<'_>]); 6] = [
@@ -675,6 +688,44 @@ fn when_the_launcher_is_killed_everything_dies_and_the_next_start_sweeps() {
     assert!(slice.is_none_or(|slice| !slice.exists()));
     let (job, _) = next.admit(WorkspaceChoice::None);
     assert_eq!(next.run(job, "echo again").0.output[0], "again\n");
+}
+
+#[test]
+fn a_later_launcher_knows_which_calls_never_started() {
+    let mut bench = Bench::start();
+    let (job, limits) = (JobId::generate(), SliceLimits::default());
+    let (_client, accepted) = bench.connect();
+    let agent = Some(toolproto::digest::Digest::sha256(b"agent"));
+    bench.send(&ToLauncher::Admit { job, workspace: WorkspaceChoice::Private, agent, limits }, &[accepted.as_fd()]);
+    assert!(matches!(bench.receive().0, FromLauncher::Admitted { .. }));
+    let refused = bench.launch_as(job, Program::Tool { name: "none".to_owned() }, "", 60_000, &[]);
+    assert_eq!(bench.ended(refused).outcome.code, Some(Code::ToolUnknown));
+    bench.settle(refused);
+    let ended = bench.launch(job, "echo done");
+    bench.ended(ended);
+    bench.settle(ended);
+    // One that runs for another, whose own attempt was refused before it came here.
+    let (instead, planned, ordered) = (CallId::generate(), CallId::generate(), CallId::generate());
+    let echo = Program::Tool { name: "echo".to_owned() };
+    bench.launch_attempt(job, (instead, planned), echo, "sleep 1000", 60_000, &[]);
+    bench.started();
+    bench.launcher.0.kill().unwrap();
+    bench.wait();
+
+    let dir = std::mem::replace(&mut bench.dir, tempfile::tempdir().unwrap());
+    drop(bench);
+    let next = Bench::start_in(dir);
+    let dangling = vec![refused, ended, planned, ordered];
+    next.send(&ToLauncher::Readmit { job, receipts: 2, dangling }, &[]);
+    match next.receive().0 {
+        FromLauncher::Admitted { never_started, .. } => assert_eq!(never_started, [refused, ordered]),
+        other => panic!("{other:?}"),
+    }
+    let grants = next.dir.path().join("state/launcher/grants");
+    assert_eq!(names(&grants).len(), 2);
+    next.send(&ToLauncher::Close { job, keep: false }, &[]);
+    assert!(matches!(next.receive().0, FromLauncher::Closed { .. }));
+    assert_eq!(names(&grants), [""; 0], "notes outlive their job");
 }
 
 #[test]

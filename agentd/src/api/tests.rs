@@ -53,8 +53,13 @@ impl Launch for Echo {
         self.0.admit(job, client, workspace, agent, limits).await
     }
 
-    async fn readmit(&self, job: JobId, receipts: u64) -> Result<Result<Admission, Rejection>, LinkError> {
-        self.0.readmit(job, receipts).await
+    async fn readmit(
+        &self,
+        job: JobId,
+        receipts: u64,
+        dangling: Vec<CallId>,
+    ) -> Result<Result<Admission, Rejection>, LinkError> {
+        self.0.readmit(job, receipts, dangling).await
     }
 
     fn warm(&self, _: JobId, _: String, _: Narrowing) -> Result<(), LinkError> {

@@ -53,6 +53,7 @@ impl<L: Launch> Dispatcher<L> {
         let asked = Asked {
             job,
             call,
+            attempt_of: call,
             tool: request.tool,
             arguments: Arguments::Object(request.arguments),
             refusal: None,
@@ -121,6 +122,7 @@ impl<L: Launch> Dispatcher<L> {
         let order = Order {
             job,
             call,
+            attempt_of: call,
             program: program.clone(),
             stdin: Stdin::Fd(stdin),
             streams: Some((stdout, stderr)),

@@ -57,14 +57,15 @@ impl<L: Launch> Dispatcher<L> {
         if session.agent().is_some_and(|digest| digest != agent.digest) {
             return Err(Hindrance::Reason(format!("agent `{}` is another one now", row.agent)));
         }
-        let admitted = self.inner.shared.launch.readmit(row.id, session.receipts().count).await;
+        let (receipts, dangling) = (session.receipts().count, session.without_end());
+        let admitted = self.inner.shared.launch.readmit(row.id, receipts, dangling).await;
         let admission = match admitted {
             Ok(Ok(admission)) => admission,
             Ok(Err(rejection)) => return Err(Hindrance::Reason(rejection.message)),
             Err(error) => return Err(Hindrance::Link(error)),
         };
         let begin = match session.agent() {
-            Some(_) => Event::Resumed {},
+            Some(_) => Event::Resumed { never_started: admission.never_started },
             None => self.begin_of(agent, row, admission.workspace).await?,
         };
         let evidence_head = self.evidence_head(row, &session).await?;

@@ -86,13 +86,14 @@ impl<L: Launch> Dispatcher<L> {
         }
         let budget = resumed_budget(&session, &agent)?;
         let shared = &self.inner.shared;
-        let admitted = shared.launch.readmit(row.id, session.receipts().count).await.map_err(unlinked)?;
-        admitted.map_err(|rejection| Problem::new(rejection.code, rejection.message))?;
+        let (receipts, dangling) = (session.receipts().count, session.without_end());
+        let admitted = shared.launch.readmit(row.id, receipts, dangling).await.map_err(unlinked)?;
+        let admission = admitted.map_err(|rejection| Problem::new(rejection.code, rejection.message))?;
         let prepared = async {
             let evidence_head = self.evidence_head(row, &session).await.map_err(|hindrance| hindrance.problem())?;
             let mut prepared = Prepared { agent, model, session, sequence, evidence_head, begin: None };
             if unstored {
-                prepared.begin = Some(Event::Resumed {});
+                prepared.begin = Some(Event::Resumed { never_started: admission.never_started });
             } else {
                 self.reopen(row, &mut prepared, budget).await?;
             }

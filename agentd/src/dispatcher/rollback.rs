@@ -56,6 +56,7 @@ impl<L: Launch> Dispatcher<L> {
                 let order = Order {
                     job,
                     call,
+                    attempt_of: call,
                     program: program.clone(),
                     stdin: Stdin::Bytes(Vec::new()),
                     streams: None,

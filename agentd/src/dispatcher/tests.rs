@@ -403,7 +403,7 @@ async fn restarted(
     behaviours: &[(&str, Behaviour)],
     replies: Vec<Reply1>,
     between: impl AsyncFnOnce(&Dispatcher<Arc<ScriptedLaunch>>, JobId),
-    forgetful: bool,
+    launcher: impl FnOnce(&mut crate::scripted::Log),
 ) -> (Office, JobId) {
     let folder = tempfile::tempdir().unwrap();
     let (launch, model) = (ScriptedLaunch::new(behaviours), ScriptedModel::new(replies));
@@ -413,7 +413,7 @@ async fn restarted(
     between(&dispatcher, job).await;
     dispatcher.shutdown(LONG).await;
     drop(dispatcher);
-    launch.log.lock().unwrap().forgetful = forgetful;
+    launcher(&mut launch.log.lock().unwrap());
     let dispatcher = start(folder.path(), agent(), &launch, &model).await;
     (Office { dispatcher, launch, model, _folder: folder }, job)
 }
@@ -423,7 +423,7 @@ async fn a_job_goes_on_where_it_stood_and_repeats_only_what_does_no_harm() {
     let behaviours = [("read", answers(json!({"n": 1}))), ("write", answers(json!({})))];
     for (tool, launched, code) in [("read", 2, Value::Null), ("write", 1, json!("INTERRUPTED"))] {
         let replies = vec![calls(&[(tool, json!({}))]), says("{\"done\":1}")];
-        let (office, job) = restarted(&behaviours, replies, async |_, _| (), false).await;
+        let (office, job) = restarted(&behaviours, replies, async |_, _| (), |_| ()).await;
         let result = office.result(job).await;
         assert_eq!(result.verdict, Verdict::Success { data: json!({"done": 1}) });
         assert_eq!((result.usage.turns, result.usage.tool_calls, result.receipts.count), (2, 1, 1));
@@ -438,6 +438,18 @@ async fn a_job_goes_on_where_it_stood_and_repeats_only_what_does_no_harm() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_call_that_never_started_is_run_by_the_next_agentd() {
+    let replies = vec![calls(&[("write", json!({}))]), says("{\"done\":1}")];
+    let behaviours = [("write", answers(json!({})))];
+    let (office, job) = restarted(&behaviours, replies, async |_, _| (), |log| log.took_nothing_up = true).await;
+    let result = office.result(job).await;
+    assert_eq!(result.verdict, Verdict::Success { data: json!({"done": 1}) });
+    assert_eq!((result.usage.turns, result.usage.tool_calls, result.receipts.count), (2, 1, 1));
+    let told = office.model.asked.lock().unwrap()[1].transcript.normalised().pop().unwrap();
+    assert_eq!(told["result"]["ok"], true, "{told}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_cancelled_job_stays_cancelled() {
     // The launcher takes its time to end the call, so that the wish is stored and the result is not.
     let replies = vec![calls(&[("hang", json!({})), ("write", json!({}))]), says("{\"done\":1}")];
@@ -447,7 +459,7 @@ async fn a_cancelled_job_stays_cancelled() {
         steer.send(Steer::Cancel(done)).await.unwrap();
         stored.await.unwrap().unwrap();
     };
-    let (office, job) = restarted(&[("hang", Behaviour::Hangs)], replies, cancel, false).await;
+    let (office, job) = restarted(&[("hang", Behaviour::Hangs)], replies, cancel, |_| ()).await;
     let result = office.result(job).await;
     assert_eq!(failed(&result).0, Code::Cancelled);
     assert_eq!(office.model.asked.lock().unwrap().len(), 1, "the model was asked again");
@@ -456,7 +468,8 @@ async fn a_cancelled_job_stays_cancelled() {
 #[tokio::test(start_paused = true)]
 async fn a_job_whose_grant_is_gone_ends_interrupted() {
     let replies = vec![calls(&[("hang", json!({})), ("write", json!({}))])];
-    let (office, job) = restarted(&[("hang", Behaviour::Hangs)], replies, async |_, _| (), true).await;
+    let (office, job) =
+        restarted(&[("hang", Behaviour::Hangs)], replies, async |_, _| (), |log| log.forgetful = true).await;
     let result = office.dispatcher.result(&caller(), job, Duration::ZERO).await.unwrap().unwrap();
     assert_eq!(failed(&result).0, Code::Interrupted);
     let events = office.dispatcher.events(&caller(), job, 0, Until::End).await.unwrap();

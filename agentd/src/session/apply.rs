@@ -158,14 +158,9 @@ impl Session {
                 let decided = if *approved { Approval::Given } else { Approval::Denied(reason.clone()) };
                 self.decide_on(*call, decided);
             }
-            Event::Resumed {} => {
-                self.consultation.dangle();
+            Event::Resumed { never_started } => {
                 // A turn that has begun stays counted; the model is asked again in it.
-                for call in &mut self.batch {
-                    if call.progress == Progress::Started {
-                        call.progress = Progress::Dangling;
-                    }
-                }
+                self.dangle(never_started);
             }
             Event::Reopened { budget } => {
                 if let Some(began) = &mut self.began {
@@ -315,7 +310,7 @@ impl Session {
                 ensure(!superseded.is_empty() || *evicted > 0, "nothing makes room")?;
                 ensure(*evicted <= context::units(&self.messages).len(), "there is not so much to evict")
             }
-            Event::MessageReceived { .. } | Event::Resumed {} => self.runs(),
+            Event::MessageReceived { .. } | Event::Resumed { .. } => self.runs(),
             Event::Reopened { .. } => {
                 in_phase(Phase::Idle)?;
                 let code = self.result.as_ref().and_then(resumable);

@@ -18,8 +18,8 @@ use super::event::{Blocked, Event, Interruption, Refusal};
 use super::progress::Judgement;
 use super::wait::{Step, Waiting};
 use super::{
-    Approval, BatchCall, Observation, Progress, Session, context, extension, question, summary, tool_search, wait,
-    waves,
+    Approval, BatchCall, Observation, Progress, Session, context, dangling, extension, question, summary, tool_search,
+    wait, waves,
 };
 use crate::agent::Agent;
 use crate::model::Thinking;
@@ -202,7 +202,7 @@ fn executing(session: &Session, agent: &Agent, tools: &Tools, now: Duration) -> 
             return running;
         }
         if let Some(one) = session.batch.iter().find(|one| one.progress == Progress::Dangling) {
-            return vec![unknown_effects(one)];
+            return vec![dangling::unknown_effects(one)];
         }
         let pending = session.batch.iter().filter(|one| one.progress == Progress::Pending);
         return vec![Action::Interrupt { cause, calls: pending.map(|one| one.planned.call).collect() }];
@@ -216,7 +216,7 @@ fn executing(session: &Session, agent: &Agent, tools: &Tools, now: Duration) -> 
         return vec![append(Event::ApprovalRequested { call: one.planned.call, until_ms })];
     }
     if let Some(one) = session.batch.iter().find(|one| one.progress == Progress::Dangling) {
-        return vec![dangling(one)];
+        return vec![dangling::resolve(one)];
     }
     if let Some(ended) = session.batch.iter().find_map(|one| question::ended(one, now)) {
         return vec![append(ended)];
@@ -252,23 +252,6 @@ fn undecided(one: &BatchCall, now: Duration) -> Option<Action> {
         _ => return None,
     };
     Some(Action::Refuse { call: one.planned.call, refusal: Refusal { code, message } })
-}
-
-/// A call that may have run when an earlier agentd ended. Its receipt is not in the ledger, so what it wrote into a layer was
-/// thrown away before any job went on; what it may have done elsewhere is not known.
-fn dangling(one: &BatchCall) -> Action {
-    let call = one.planned.call;
-    if one.planned.repeatable {
-        return append(Event::CallReset { call });
-    }
-    unknown_effects(one)
-}
-
-fn unknown_effects(one: &BatchCall) -> Action {
-    let call = one.planned.call;
-    let message =
-        "agentd ended while the call ran. It may have had effects, and was not repeated: look before you call again";
-    Action::Refuse { call, refusal: Refusal { code: Code::Interrupted, message: message.to_owned() } }
 }
 
 /// What makes room in the conversation, if that is needed and worth trying.

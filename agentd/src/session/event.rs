@@ -399,7 +399,11 @@ pub enum Event {
     },
     /// Another agentd goes on with the job. What went on when the earlier one ended does not go on any more.
     #[serde(rename = "RESUMED")]
-    Resumed {},
+    Resumed {
+        /// Calls that had been ordered and never started, as the launcher noted. Every other call that has no end may have run.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        never_started: Vec<CallId>,
+    },
     /// A job that had ended, because of something that can be mended, goes on.
     #[serde(rename = "REOPENED")]
     Reopened {
@@ -482,7 +486,7 @@ impl Event {
             Self::MessageReceived { .. } => "MESSAGE_RECEIVED",
             Self::ApprovalRequested { .. } => "APPROVAL_REQUESTED",
             Self::ApprovalDecided { .. } => "APPROVAL_DECIDED",
-            Self::Resumed {} => "RESUMED",
+            Self::Resumed { .. } => "RESUMED",
             Self::Reopened { .. } => "REOPENED",
             Self::ExtensionStarted { .. } => "EXTENSION_STARTED",
             Self::ExtensionEnded { .. } => "EXTENSION_ENDED",

@@ -86,7 +86,9 @@ impl Consultation {
         self.objections.push(words);
     }
 
-    pub(super) fn dangle(&mut self) {
+    /// agentd ended while somebody was asked. Whoever never started has not been asked at all.
+    pub(super) fn dangle(&mut self, never_started: &[CallId]) {
+        self.running.take_if(|running| never_started.contains(&running.call));
         if let Some(running) = &mut self.running {
             running.is_dangling = true;
         }

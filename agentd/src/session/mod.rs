@@ -27,6 +27,7 @@ pub mod budget;
 pub mod completion;
 pub mod conclude;
 pub mod context;
+mod dangling;
 pub mod decide;
 pub mod event;
 pub mod extension;
@@ -150,7 +151,7 @@ pub enum Progress {
     Pending,
     /// About to be launched, or launched.
     Started,
-    /// Started by an agentd that ended before the call did: it may have run, partly or whole.
+    /// Ordered by an agentd that ended before the call did: it may have run, partly or whole.
     Dangling,
     /// Over.
     Done(Box<CallRecord>),

@@ -2,7 +2,7 @@
 //! under a virtual clock and without I/O. `AGENTD_SIMULATION_SEEDS` says how many; a seed that fails is printed, and
 //! `AGENTD_SIMULATION_SEED` plays it alone.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -80,7 +80,9 @@ struct World {
     summarising: Option<summary::Wanted>,
     running: HashMap<CallId, bool>,
     calls: u64,
+    /// How often each call was ordered, and how often its tool then ran, which is known of the launcher alone.
     launches: HashMap<CallId, u32>,
+    runs: HashMap<CallId, u32>,
     results: HashMap<CallId, u32>,
     conclusions: u32,
     reopenings: u32,
@@ -89,6 +91,8 @@ struct World {
     set_by: i64,
     /// The waits that ended, and whether they did well.
     waits: Vec<bool>,
+    /// How many calls that could not be repeated a crash left, by whether they had started.
+    left: BTreeMap<bool, u32>,
 }
 
 /// The identifiers that must survive: in the arguments of calls.
@@ -174,12 +178,14 @@ impl World {
             running: HashMap::new(),
             calls: 0,
             launches: HashMap::new(),
+            runs: HashMap::new(),
             results: HashMap::new(),
             conclusions: 0,
             reopenings: 0,
             summaries: 0,
             set_by: 0,
             waits: Vec::new(),
+            left: BTreeMap::new(),
         }
     }
 
@@ -290,9 +296,7 @@ impl World {
                 }
                 assert!(!time.is_zero(), "a call is started after the deadline");
                 self.append(Event::CallStarted { call });
-                let launches = self.launches.entry(call).or_default();
-                *launches += 1;
-                assert!(*launches == 1 || planned.repeatable, "{} was run twice", planned.tool);
+                *self.launches.entry(call).or_default() += 1;
                 self.running.insert(call, false);
                 let beside = self.running.keys().filter_map(|one| self.session.call(*one));
                 assert!(self.running.len() == 1 || beside.into_iter().all(|one| one.planned.concurrent));
@@ -357,6 +361,7 @@ impl World {
             if let Some(asked) = self.session.consulted().cloned() {
                 return self.heard(&asked, stopped);
             }
+            self.run_tool(call);
             let planned = self.session.call(call).unwrap().planned.clone();
             let code = match () {
                 () if stopped => Some(Code::Cancelled),
@@ -559,7 +564,17 @@ impl World {
         }
     }
 
-    /// agentd ends and another one goes on from the ledger. A call that was running may have run.
+    /// The tool of a call runs, wholly or in part.
+    fn run_tool(&mut self, call: CallId) {
+        let runs = self.runs.entry(call).or_default();
+        *runs += 1;
+        let planned = self.session.call(call).map(|one| &one.planned);
+        let is_harmless = planned.is_none_or(|planned| planned.repeatable);
+        assert!(*runs == 1 || is_harmless, "a call was run twice: {planned:?}");
+    }
+
+    /// agentd ends and another one goes on from the ledger. Of the calls that had been ordered some had started, which the launcher
+    /// noted, and some had not.
     fn crash(&mut self) {
         let mut session = Session::new();
         for (text, at) in &self.log {
@@ -568,8 +583,21 @@ impl World {
         assert_eq!(session, self.session, "the events do not say all");
         self.session = session;
         (self.asking, self.summarising) = (None, None);
-        self.running.clear();
-        self.append(Event::Resumed {});
+        let mut ordered: Vec<CallId> = self.running.drain().map(|(call, _)| call).collect();
+        ordered.sort();
+        for call in ordered {
+            if self.random.one_in(2) {
+                self.run_tool(call);
+            }
+        }
+        let mut never_started = self.session.without_end();
+        for one in self.session.batch().iter().filter(|one| never_started.contains(&one.planned.call)) {
+            if !one.planned.repeatable {
+                *self.left.entry(self.runs.contains_key(&one.planned.call)).or_default() += 1;
+            }
+        }
+        never_started.retain(|call| !self.runs.contains_key(call));
+        self.append(Event::Resumed { never_started });
     }
 
     fn record(&mut self, code: Option<Code>, tool: &str) -> CallRecord {
@@ -678,11 +706,13 @@ fn every_job_ends_once_within_its_budgets_whatever_happens() {
     let (mut summaries, mut waits) = (0, Vec::new());
     let played = play_all(|seed| {
         let mut world = World::new(seed, Fate::Hostile);
-        (world.run(), world.summaries, world.waits)
+        (world.run(), world.summaries, world.waits, world.left)
     });
-    for (result, summarised, waited) in played {
+    let mut left = BTreeSet::new();
+    for (result, summarised, waited, left_by_crashes) in played {
         summaries += summarised;
         waits.extend(waited);
+        left.extend(left_by_crashes.into_keys());
         let end = match result.verdict {
             toolproto::job::Verdict::Success { .. } => "success".to_owned(),
             toolproto::job::Verdict::Failed { error_code, .. } => error_code.to_string(),
@@ -692,6 +722,7 @@ fn every_job_ends_once_within_its_budgets_whatever_happens() {
     if seeds().end - seeds().start >= SEEDS {
         // A simulation that never gets anywhere would find nothing.
         assert!(summaries > 0, "no summary was asked for");
+        assert!(left == BTreeSet::from([false, true]), "no crash before a start, or none after one: {left:?}");
         assert!(waits.contains(&true) && waits.contains(&false), "no wait, or none over which the clock was set");
         for end in [
             "success",

@@ -101,6 +101,8 @@ pub struct Call {
     pub job: JobId,
     /// Its id.
     pub id: CallId,
+    /// The call that it is an attempt at: itself, unless it is not the first.
+    pub attempt_of: CallId,
     /// The program, for receipts.
     pub tool: ToolIdentity,
     /// The policy, for receipts.
@@ -195,6 +197,7 @@ impl Call {
         Self {
             job,
             id,
+            attempt_of: id,
             tool,
             policy,
             resolved: None,

@@ -169,6 +169,8 @@ pub struct Grant {
     pub chain: Chain,
     /// Whether it outlives the launcher: an agent's does.
     pub is_kept: bool,
+    /// Of a job of an earlier launcher, until agentd is told: which of the calls that it asked about never started.
+    pub readmitted: Option<Vec<CallId>>,
     slice: Option<Slice>,
 }
 
@@ -318,7 +320,17 @@ impl Grant {
     #[must_use]
     pub fn new(job: JobId, peer: Peer, limits: SliceLimits, workspace: Option<Workspace>) -> Self {
         let phase = if workspace.is_some() { Phase::Opening } else { Phase::Live };
-        Self { job, peer, phase, limits, workspace, chain: Chain::default(), is_kept: false, slice: None }
+        Self {
+            job,
+            peer,
+            phase,
+            limits,
+            workspace,
+            chain: Chain::default(),
+            is_kept: false,
+            readmitted: None,
+            slice: None,
+        }
     }
 
     /// What of the grant outlives the launcher.

@@ -45,6 +45,7 @@ pub mod secrets;
 pub mod service;
 pub mod socket;
 pub mod staging_place;
+pub mod starts;
 pub mod state_dir;
 pub mod uids;
 pub mod warm;

@@ -36,6 +36,7 @@ mod admission;
 mod committing;
 mod conversation;
 mod launching;
+mod noting;
 mod rolling;
 mod warming;
 mod withdrawing;

@@ -4,7 +4,7 @@
 //! <state>             root     0711   passable, not listable
 //!   ledger/           service  0700   agentd's own
 //!   audit/            service  2750   the audit log, readable by the administrators' group
-//!   launcher/         root     0700   lock, key, grants
+//!   launcher/         root     0700   lock, key, grants and notes of started calls
 //!   workspaces/       root     0711   private workspaces, each 0700 and its caller's
 //! ```
 

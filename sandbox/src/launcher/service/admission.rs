@@ -6,14 +6,15 @@ use std::time::Instant;
 
 use toolproto::code::Code;
 use toolproto::digest::Digest;
-use toolproto::ids::JobId;
+use toolproto::ids::{CallId, JobId};
 
 use super::Service;
 use crate::launcher::evidence::Chain;
 use crate::launcher::grants::{Grant, Phase, Sharing, Workspace, worker_failure};
-use crate::launcher::kept::{self, Durable, Kept, KeptWorkspace};
+use crate::launcher::kept::{Durable, Kept, KeptWorkspace};
 use crate::launcher::peer::{FileIdentity, Peer};
 use crate::launcher::roots::Roots;
+use crate::launcher::starts;
 use crate::launcher::warm::Holder;
 use crate::protocol::{FromLauncher, SliceLimits, WorkspaceChoice};
 
@@ -65,8 +66,8 @@ impl Service {
         self.take_in(grant);
     }
 
-    /// Goes on with a job whose grant an earlier launcher kept.
-    pub(super) fn readmit(&mut self, job: JobId, receipts: u64) {
+    /// Goes on with a job whose grant an earlier launcher kept, and says which of some calls were never started.
+    pub(super) fn readmit(&mut self, job: JobId, receipts: u64, dangling: &[CallId]) {
         if self.grants.contains_key(&job) {
             return self.misuse("the job has a grant already", Some(job), None);
         }
@@ -100,6 +101,7 @@ impl Service {
         let mut grant = Grant::new(job, peer, kept.limits, workspace);
         grant.is_kept = true;
         grant.chain = chain;
+        grant.readmitted = Some(self.never_started(job, dangling));
         self.take_in(grant);
     }
 
@@ -114,12 +116,22 @@ impl Service {
 
     /// Keeps the grant, if it is to be kept, and says that it is live.
     fn admitted(&mut self, job: JobId, uid: u32, workspace: Option<PathBuf>) {
-        let kept = self.grants.get(&job).filter(|grant| grant.is_kept).map(Grant::kept);
+        let Some(grant) = self.grants.get_mut(&job) else { return };
+        let readmitted = grant.readmitted.take();
         let launcher = self.parts.state.launcher().as_fd();
-        if let Some(Err(error)) = kept.map(|kept| kept.write(launcher, job, Durable::Now)) {
+        let keep = |grant: &Grant| {
+            if readmitted.is_none() {
+                starts::begin(launcher, job)?;
+            }
+            grant.kept().write(launcher, job, Durable::Now)
+        };
+        if grant.is_kept
+            && let Err(error) = keep(grant)
+        {
             return self.withdraw(job, Code::LedgerUnavailable, format!("the grant cannot be kept: {error}"));
         }
-        self.tell(&FromLauncher::Admitted { job, uid, workspace }, Vec::new());
+        let never_started = readmitted.unwrap_or_default();
+        self.tell(&FromLauncher::Admitted { job, uid, workspace, never_started }, Vec::new());
     }
 
     /// The worker has opened the workspace: whether it may be one is decided on the descriptor.
@@ -180,14 +192,6 @@ impl Service {
         if self.grants.values().any(has_it) { Sharing::WithOthers } else { Sharing::Alone }
     }
 
-    fn forget(&self, grant: &Grant) {
-        if grant.is_kept
-            && let Err(error) = kept::forget(self.parts.state.launcher().as_fd(), grant.job)
-        {
-            tracing::warn!(job = %grant.job, %error, "a kept grant stays");
-        }
-    }
-
     fn reject(&mut self, job: JobId, code: Code, message: String) {
         self.tell(&FromLauncher::Rejected { job, code, message }, Vec::new());
     }
@@ -195,8 +199,8 @@ impl Service {
     /// Ends a grant. What was kept of one that has ended before is forgotten, unless it is to be kept.
     pub(super) fn close(&mut self, job: JobId, keep: bool) {
         let Some(grant) = self.grants.get_mut(&job) else {
-            if !keep && let Err(error) = kept::forget(self.parts.state.launcher().as_fd(), job) {
-                tracing::warn!(%job, %error, "a kept grant stays");
+            if !keep {
+                self.forget_job(job);
             }
             return self.tell(&FromLauncher::Closed { job }, Vec::new());
         };

@@ -23,10 +23,10 @@ impl Service {
             ToLauncher::Admit { job, workspace, agent, limits } => {
                 self.admit(job, workspace, agent, limits, descriptors);
             }
-            ToLauncher::Readmit { job, receipts } => self.readmit(job, receipts),
+            ToLauncher::Readmit { job, receipts, dangling } => self.readmit(job, receipts, &dangling),
             ToLauncher::Warm { job, tool, narrow } => self.warm(job, tool, narrow),
-            ToLauncher::Launch { job, call, program, time_ms, narrow } => {
-                self.launch(job, call, &program, time_ms, &narrow, descriptors);
+            ToLauncher::Launch { job, call, attempt_of, program, time_ms, narrow } => {
+                self.launch(job, (call, attempt_of), &program, time_ms, &narrow, descriptors);
             }
             ToLauncher::Stop { call } => self.stop(call),
             ToLauncher::Settle { call, commit, claims } => self.settle(call, commit, claims),

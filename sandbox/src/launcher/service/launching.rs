@@ -34,7 +34,7 @@ impl Service {
     pub(super) fn launch(
         &mut self,
         job: JobId,
-        id: CallId,
+        (id, attempt_of): (CallId, CallId),
         program: &Program,
         time_ms: u64,
         narrow: &Narrowing,
@@ -81,6 +81,7 @@ impl Service {
         let deadline = now + Duration::from_millis(time_ms.min(LONGEST_MS));
         let mut call = Call::ordered((job, id), identity, output, deadline);
         call.stdio = Some(passed);
+        call.attempt_of = attempt_of;
         let resolved = resolved.and_then(|resolved| {
             call.sight = if has_workspace { resolved.sight } else { Sight::Nothing };
             self.has_room_for(&call)?;
@@ -291,6 +292,7 @@ impl Service {
                 (stdout, stderr, events)
             }
         };
+        self.note_start(id)?;
         // Before the sandbox is born, so that it inherits none of the sockets.
         if let Some(sockets) = sockets {
             self.tell_network(id, &resolved, sockets);

@@ -149,7 +149,8 @@ impl Service {
     /// Has a call served by a process that was started ahead.
     pub(super) fn serve(&mut self, id: CallId, mut warm: Warm) -> Result<(), LaunchFailure> {
         let now = Instant::now();
-        let attached = self.view(id, warm.uid).and_then(|view| {
+        // It runs already, and may write as soon as it is brought the workspace.
+        let attached = self.note_start(id).and_then(|()| self.view(id, warm.uid)).and_then(|view| {
             let tree = match &view {
                 View::Tree(tree) => Some((tree.as_fd(), warm.guarded.as_slice())),
                 View::Empty | View::Later => None,
