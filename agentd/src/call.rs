@@ -237,7 +237,7 @@ pub async fn run<L: Launch>(
         timeout_ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
         max_response_bytes: tool.manifest.program.max_response.0,
         idempotency_key: asked.idempotency_key.clone(),
-        traceparent: Some(traceparent(asked.job, asked.call)),
+        traceparent: Some(traceparent(asked.job, asked.attempt_of)),
     };
     let mut stdin = match serde_json::to_vec(&request) {
         Ok(stdin) => stdin,

@@ -273,6 +273,7 @@ mod tests {
         Asked {
             job,
             call: CallId::from_u128(7),
+            attempt_of: CallId::from_u128(7),
             tool: "read".to_owned(),
             arguments: Arguments::Object(arguments),
             refusal: None,

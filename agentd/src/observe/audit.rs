@@ -267,12 +267,15 @@ mod tests {
     use super::*;
     use crate::observe::Performer;
 
+    fn performer() -> Performer {
+        Performer { agent: "clerk".to_owned(), provider: "openai", model: "small".to_owned() }
+    }
+
     fn phase(second: i64, from: Phase, to: Phase) -> Observation {
         let body = EventBody::Phase { from, to, reason: "ON_X".to_owned(), usage: JobUsage::default() };
         let time = Timestamp::from_second(second).unwrap();
         let event = EventView { version: API_VERSION, sequence: Some(1), job_id: JobId::from_u128(1), time, body };
-        let performer = Performer { agent: "clerk".to_owned(), provider: "openai", model: "small".to_owned() };
-        Observation::Job { uid: 1000, performer: Arc::new(performer), event }
+        Observation::Job { uid: 1000, performer: Arc::new(performer()), event }
     }
 
     fn lines(folder: &Path) -> Vec<Value> {
@@ -310,7 +313,7 @@ mod tests {
             let body = EventBody::CallEnded { call_id, tool, ok: false, code: Some(code), usage: None };
             let (job_id, time) = (JobId::from_u128(1), Timestamp::UNIX_EPOCH);
             let event = EventView { version: API_VERSION, sequence: Some(1), job_id, time, body };
-            Observation::Job { uid: 1000, event }
+            Observation::Job { uid: 1000, performer: Arc::new(performer()), event }
         };
         let direct = Observation::Direct {
             uid: 1000,

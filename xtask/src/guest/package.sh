@@ -239,20 +239,14 @@ assert share <= 0.35, share'
 }
 
 step_reload() {
-    date +%T.%N
     echo 'version = 1
 name = "worker"
 no_such_key = 1' > /etc/agentd/agents/broken.toml
     [ "$(status_of systemctl reload agentd.service)" != 0 ]
-    date +%T.%N
     journalctl --unit agentd.service --output cat | grep 'broken.toml:3'
     rm /etc/agentd/agents/broken.toml
     systemctl reload agentd.service
-    date +%T.%N
     as alice agentctl tools
-    date +%T.%N
-    journalctl -o short-precise -n 120 --no-pager
-    false
 }
 
 step_restart() {
