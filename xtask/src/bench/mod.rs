@@ -5,6 +5,7 @@
 
 mod calls;
 mod client;
+mod jobs;
 mod launch;
 mod samples;
 mod service;
@@ -54,12 +55,14 @@ pub(crate) fn run(effort: Effort) -> Result<()> {
     demo::build(effort.profile)?;
     let staged = Staged::prepare(&folder, None)?;
     let echoes = calls::install(&staged)?;
+    let model = jobs::install(&staged, &folder, effort.profile)?;
 
     let mut rows = service::start(&staged, &folder, effort)?;
     {
         let daemon = Daemon::start(&staged, &folder.join("agentd.log"), effort.profile)?;
         rows.extend(launch::measure(&daemon, effort)?);
         rows.extend(calls::measure(&daemon, &echoes, effort)?);
+        rows.extend(jobs::measure(&daemon, &model, &folder, effort)?);
         rows.extend(trees::measure(&daemon, &folder, effort)?);
         rows.extend(service::throughput(&daemon, effort)?);
     }
