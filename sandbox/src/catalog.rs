@@ -78,6 +78,12 @@ impl Catalog {
         tools.chain(self.extensions.values().map(|extension| &extension.manifest.program))
     }
 
+    /// The policy under which runtimes are tried: the strictest that there is.
+    #[must_use]
+    pub fn strictest(&self) -> Option<&Policy> {
+        self.policies.get("strict").or_else(|| self.policies.values().next())
+    }
+
     /// Reads everything that the configuration names.
     ///
     /// # Errors

@@ -161,7 +161,7 @@ pub struct RuntimeConfig {
     pub arguments: Option<Vec<String>>,
     /// Host directories that the sandbox sees read-only besides the policy's.
     pub mounts: Vec<PathBuf>,
-    /// Arguments with which the program shows that it works.
+    /// Arguments with which the program shows that it works; an empty list when it is not to be tried.
     pub probe: Option<Vec<String>>,
 }
 

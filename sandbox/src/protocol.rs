@@ -11,6 +11,7 @@
 //!   Readmit                             →    (at start) reads the grant that an earlier launcher kept
 //!           ←  Admitted | Rejected
 //!   Warm                                →    (a tool that wants it) starts processes ahead of the job's calls
+//!   Probe                               →    (before a runtime's first call) has it show that it works; Ended is all there is
 //!   Launch  + stdin (+ stdout, stderr)  →    plans, starts
 //!           ←  Network + sockets              (with listed hosts) what agentd answers and accepts on until Ended
 //!           ←  Started                        the tool's exec has happened
@@ -29,7 +30,7 @@
 //!           ←  Closed
 //! ```
 //!
-//! Every `Launch` is answered by exactly one `Ended`, every `Settle` and `Record` by one `Sealed`, also when something
+//! Every `Launch` and `Probe` is answered by exactly one `Ended`, every `Settle` and `Record` by one `Sealed`, also when something
 //! fails: then the outcome says so. No message after `Admit` carries a uid or a path of the host; all of them name a job
 //! with a live grant. The messages are internal: both ends are always of one version.
 
@@ -47,6 +48,7 @@ use toolproto::receipt::{Claims, Denial, Outcome, Signature, SignedEvidence, Usa
 use toolproto::units::{Bytes, DiskRates};
 
 use crate::egress::{Ceiling, Passage};
+use crate::steps::Step;
 
 /// Which workspace a job wants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +100,9 @@ pub struct Narrowing {
 
 /// The step of a [`LaunchFailure`] that says that what a tool runs on is missing: so is every other tool's on it.
 pub const RUNTIME_STEP: &str = "runtime";
+
+/// The step of a [`LaunchFailure`] that says that the program could not be executed.
+pub const EXEC_STEP: &str = Step::Exec.as_str();
 
 /// The program of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,6 +181,16 @@ pub enum ToLauncher {
         tool: String,
         /// What its calls will be narrowed by.
         narrow: Narrowing,
+    },
+    /// A runtime shows that it works: its own probe runs in a sandbox, for no job and without any evidence. There is nothing to be
+    /// settled about it; `Stop` ends it early.
+    Probe {
+        /// An id of its own.
+        call: CallId,
+        /// The runtime's name.
+        runtime: String,
+        /// Milliseconds until SIGTERM.
+        time_ms: u64,
     },
     /// A call of a granted job. Descriptors: stdin; for a tool also where it may write progress, if anybody reads that; for
     /// `exec` stdout and stderr.

@@ -18,7 +18,8 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::process::{Pid, Signal};
 use sandbox::protocol::channel::{Channel, Received};
 use sandbox::protocol::{
-    Application, FromLauncher, LaunchFailure, Narrowing, Program, SliceLimits, ToLauncher, WorkspaceChoice,
+    Application, FromLauncher, LaunchFailure, Narrowing, Program, RUNTIME_STEP, SliceLimits, ToLauncher,
+    WorkspaceChoice,
 };
 use toolproto::code::Code;
 use toolproto::digest::Digest;
@@ -573,6 +574,42 @@ fn what_cannot_run_is_answered_with_its_code() {
     assert_eq!(evidence.record.outcome.kind, OutcomeKind::Refused);
     assert_eq!((evidence.record.sequence, evidence.record.outcome.code), (7, Some(Code::ArgumentsInvalid)));
     assert!(evidence.record.previous.is_some());
+}
+
+#[test]
+fn a_runtime_is_tried_for_no_job_and_leaves_no_evidence() {
+    let dir = place();
+    let file = dir.path().join("config/agentd.toml");
+    let runtimes = "[runtimes.shell]\ncommand = \"/bin/sh\"\nprobe = [\"-c\", \"id -u; echo seven >&2\"]\n\
+        [runtimes.endless]\ncommand = \"/bin/sleep\"\nprobe = [\"1000\"]\n";
+    fs::write(&file, fs::read_to_string(&file).unwrap() + runtimes).unwrap();
+    let bench = Bench::start_in(dir);
+    let (job, _) = bench.admit(WorkspaceChoice::None);
+    let probe = |runtime: &str, time_ms: u64| {
+        let call = CallId::generate();
+        bench.send(&ToLauncher::Probe { call, runtime: runtime.to_owned(), time_ms }, &[]);
+        call
+    };
+    let tried = probe("shell", 60_000);
+    let ended = bench.ended(tried);
+    assert_eq!((ended.outcome.kind, ended.outcome.exit_status), (OutcomeKind::Exited, Some(0)));
+    assert!((70_000..80_000).contains(&ended.output[0].trim().parse::<u32>().unwrap()), "{ended:?}");
+    assert_eq!(ended.output[1], "seven\n");
+    assert_eq!(bench.ended(probe("endless", 100)).outcome.kind, OutcomeKind::TimedOut);
+    let stopped = probe("endless", 60_000);
+    bench.started();
+    bench.send(&ToLauncher::Stop { call: stopped }, &[]);
+    assert_eq!(bench.ended(stopped).outcome.kind, OutcomeKind::Cancelled);
+    let missing = bench.ended(probe("abacus", 60_000)).failure.unwrap();
+    assert_eq!((missing.code, missing.step.as_str()), (Code::ToolUnavailable, RUNTIME_STEP));
+
+    bench.send(&ToLauncher::Settle { call: tried, commit: true, claims: Claims::default() }, &[]);
+    let answer = bench.receive().0;
+    assert!(matches!(answer, FromLauncher::Misuse { .. }), "a probe was settled: {answer:?}");
+    let (_, evidence) = bench.run(job, "true");
+    assert_eq!((evidence.record.sequence, evidence.record.previous), (1, None));
+    let slice = bench.cgroups().map(|root| root.join("probes.slice"));
+    assert!(slice.is_none_or(|slice| !slice.exists()), "the cgroup of probes is left");
 }
 
 #[test]

@@ -25,7 +25,7 @@ const BUILT_IN: [BuiltIn; 5] = [
         name: "python",
         command: Some("python3"),
         arguments: &[],
-        probe: &["-c", "import json"],
+        probe: &["--version"],
         install: "install it with the system's packages (Debian: apt install python3)",
     },
     BuiltIn {
@@ -64,8 +64,10 @@ pub struct Runtime {
     pub arguments: Vec<String>,
     /// Host directories that the sandbox sees read-only besides the policy's.
     pub mounts: Vec<PathBuf>,
-    /// Arguments with which it shows that it works.
+    /// Arguments with which it shows that it works; none when it is not tried.
     pub probe: Vec<String>,
+    /// How it is installed; empty when agentd does not know it.
+    pub install: String,
 }
 
 /// A runtime that is not there.
@@ -133,6 +135,7 @@ fn find(name: &str, built_in: Option<&BuiltIn>, config: &RuntimeConfig, owners: 
             .clone()
             .unwrap_or_else(|| built_in.map(|built_in| own(built_in.arguments)).unwrap_or_default()),
         probe: config.probe.clone().unwrap_or_else(|| built_in.map(|built_in| own(built_in.probe)).unwrap_or_default()),
+        install: install.to_owned(),
         command,
         mounts,
     })

@@ -22,8 +22,7 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// Runs the runtime's own probe in a sandbox under the strictest policy that there is.
 pub(super) fn run(host: &Host, catalog: &Catalog, runtime: &Runtime, sandbox_id: u32) -> Result<(), String> {
     let Some(command) = &runtime.command else { return Ok(()) };
-    let policy = catalog.policies.get("strict").or_else(|| catalog.policies.values().next());
-    let policy = policy.ok_or("there is no policy to try it under")?;
+    let policy = catalog.strictest().ok_or("there is no policy to try it under")?;
     let plan = Plan::build(
         host,
         Inputs {

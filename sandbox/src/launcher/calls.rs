@@ -103,6 +103,8 @@ pub struct Call {
     pub id: CallId,
     /// The call that it is an attempt at: itself, unless it is not the first.
     pub attempt_of: CallId,
+    /// Whether it is a runtime's probe: of no job, and forgotten once it has ended.
+    pub is_probe: bool,
     /// The program, for receipts.
     pub tool: ToolIdentity,
     /// The policy, for receipts.
@@ -198,6 +200,7 @@ impl Call {
             job,
             id,
             attempt_of: id,
+            is_probe: false,
             tool,
             policy,
             resolved: None,

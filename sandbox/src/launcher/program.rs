@@ -21,6 +21,9 @@ use crate::plan::Place;
 use crate::policy::{CallLimits, Policy, ProtectRule, WorkspaceMode};
 use crate::protocol::{LaunchFailure, Narrowing, Program, RUNTIME_STEP, SliceLimits};
 
+/// The most that a probe may write.
+const PROBE_OUTPUT: Bytes = Bytes::kib(64);
+
 /// How a call sees the job's workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
@@ -246,6 +249,34 @@ fn adhoc(
         place: Place::Usual,
         prewarm: 0,
         passages,
+    })
+}
+
+/// What a runtime's own probe runs: nothing of anybody's, and under the strictest policy that there is.
+///
+/// # Errors
+/// When the runtime is not there, or has nothing to be tried.
+pub fn probe(catalog: &Catalog, name: &str) -> Result<Resolved, LaunchFailure> {
+    let runtime = runtime(catalog, name)?;
+    let command = runtime.command.as_ref().filter(|_| !runtime.probe.is_empty());
+    let command = command.ok_or_else(|| failure(Code::InternalLogicError, format!("runtime `{name}` has no probe")))?;
+    let policy = catalog
+        .strictest()
+        .ok_or_else(|| failure(Code::PolicyUnknown, "there is no policy to try a runtime under".to_owned()))?;
+    Ok(Resolved {
+        policy: policy.name.clone(),
+        protect: Vec::new(),
+        command: [OsString::from(command)].into_iter().chain(runtime.probe.iter().map(OsString::from)).collect(),
+        environment: Vec::new(),
+        folder: None,
+        mounts: runtime.mounts.clone(),
+        limits: policy.limits.clone(),
+        sight: Sight::Nothing,
+        time: None,
+        max_response: PROBE_OUTPUT,
+        place: Place::Usual,
+        prewarm: 0,
+        passages: Vec::new(),
     })
 }
 

@@ -25,7 +25,7 @@ use super::state_dir::StateDir;
 use super::uids::UidPool;
 use super::warm::Waiting;
 use crate::catalog::Catalog;
-use crate::cgroup::{Leaf, Tree};
+use crate::cgroup::{Leaf, Slice, Tree};
 use crate::config::Config;
 use crate::host::Host;
 use crate::launch::Running;
@@ -37,6 +37,7 @@ mod committing;
 mod conversation;
 mod launching;
 mod noting;
+mod probing;
 mod rolling;
 mod warming;
 mod withdrawing;
@@ -100,6 +101,8 @@ pub struct Service {
     calls: BTreeMap<CallId, Call>,
     /// What was started ahead.
     waiting: Waiting,
+    /// The cgroup of runtimes' probes, while there is one.
+    probes: Option<Slice>,
     /// Sandboxes that the kernel does not let go, with their uids.
     stuck: Vec<(Running, Option<u32>)>,
     /// Cgroups that could not be removed yet.
@@ -134,6 +137,7 @@ impl Service {
             grants: BTreeMap::new(),
             calls: BTreeMap::new(),
             waiting: Waiting::default(),
+            probes: None,
             stuck: Vec::new(),
             leaves: Vec::new(),
             undecided: BTreeMap::new(),
@@ -380,6 +384,7 @@ impl Service {
         }
         self.calls.clear();
         self.waiting.remove_idle_slices();
+        self.remove_idle_probes();
         let undo_bytes = self.parts.config.workspace.undo_bytes.0;
         std::mem::take(&mut self.grants).into_values().for_each(|grant| grant.dismantle(Sharing::Alone, undo_bytes));
         self.parts.socket.remove();

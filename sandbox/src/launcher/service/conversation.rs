@@ -25,6 +25,7 @@ impl Service {
             }
             ToLauncher::Readmit { job, receipts, dangling } => self.readmit(job, receipts, &dangling),
             ToLauncher::Warm { job, tool, narrow } => self.warm(job, tool, narrow),
+            ToLauncher::Probe { call, runtime, time_ms } => self.probe(call, &runtime, time_ms),
             ToLauncher::Launch { job, call, attempt_of, program, time_ms, narrow } => {
                 self.launch(job, (call, attempt_of), &program, time_ms, &narrow, descriptors);
             }

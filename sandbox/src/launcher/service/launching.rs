@@ -113,7 +113,7 @@ impl Service {
     }
 
     /// Whether a call may run beside those that are there.
-    fn has_room_for(&self, call: &Call) -> Result<(), LaunchFailure> {
+    pub(super) fn has_room_for(&self, call: &Call) -> Result<(), LaunchFailure> {
         let running = self.calls.values().filter(|other| other.record().is_none()).count();
         let most = self.parts.config.limits.running_calls;
         if u32::try_from(running).unwrap_or(u32::MAX) >= most {
@@ -405,6 +405,10 @@ impl Service {
             usage: record.usage,
             denied: record.denied,
         };
+        if call.is_probe {
+            self.tell(&message, descriptors);
+            return self.forget_probe(id);
+        }
         let (job, ahead) = (call.job, call.ahead.take());
         // What lies in a layer waits for the verdict.
         if call.workspace.is_none() && (!call.has_run || !(has_written || is_layered)) {
@@ -555,7 +559,7 @@ fn no_workspace() -> LaunchFailure {
 }
 
 /// A day is longer than any call; more would only overflow.
-const LONGEST_MS: u64 = 24 * 3600 * 1000;
+pub(super) const LONGEST_MS: u64 = 24 * 3600 * 1000;
 
 /// What a tool wrote, as descriptors for agentd, and whether stdout was over its cap.
 fn captured(output: &mut Output) -> io::Result<(Vec<OwnedFd>, bool)> {
