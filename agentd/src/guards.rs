@@ -1,14 +1,15 @@
-//! What stands between a call and its tool: a place among those that run, the breakers of tool and runtime, the next
-//! attempt after a failure, and the tool that is tried instead.
+//! What stands between a call and its tool: whether its runtime works, a place among those that run, the breakers of tool and
+//! runtime, the next attempt after a failure, and the tool that is tried instead.
 //!
 //! ```text
-//!          ┌────────────────────── wait, again ◀─────────────────────┐
-//!          ▼                                                         │ may pass, attempts and budget left
-//!   place ──▶ breakers ──▶ run ──▶ breakers learn ──▶ failed? ───────┤
-//!     │full      │open                  │no                          │ else, when the tool names one
-//!     ▼          ▼                      ▼                            ▼
-//!  OVERLOADED  BREAKER_OPEN ──┐       answer                     fallback ──▶ answer
-//!                             └────────────────────────────────────▲
+//!      ┌────────────────────────── wait, again ◀───────────────────────────┐
+//!      ▼                                                                   │ may pass, attempts and budget left
+//!   runtime ──▶ place ──▶ breakers ──▶ run ──▶ breakers learn ──▶ failed? ─┤
+//!      │broken    │full      │open                  │no                    │ else, when the tool names one
+//!      │          ▼          │                      ▼                      ▼
+//!      │      OVERLOADED     ├─ BREAKER_OPEN      answer               fallback ──▶ answer
+//!      ├─ TOOL_UNAVAILABLE   │                                             ▲
+//!      └─────────────────────┴─────────────────────────────────────────────┘
 //! ```
 //!
 //! Each attempt is a call of its own for the launcher and gets its own receipt.
@@ -31,6 +32,7 @@ use crate::call::{self, Asked, Ran};
 use crate::launch::{Launch, LinkError};
 use crate::observe::{Observation as Observed, Observer};
 use crate::retry::{self, Budget, Rules};
+use crate::runtimes::Probe;
 use crate::tools::{Tool, Tools};
 
 /// The most calls of one tool at the same time.
@@ -45,6 +47,8 @@ const QUEUE: Duration = Duration::from_secs(5);
 pub struct Guards {
     tools: HashMap<String, Arc<Guard>>,
     runtimes: HashMap<String, Arc<Guard>>,
+    /// Of the runtimes that can be tried.
+    probes: HashMap<String, Arc<Probe>>,
     observer: Observer,
 }
 
@@ -110,7 +114,7 @@ impl Guards {
     /// Closed breakers and free places for these tools. The observer is told when a breaker changes.
     #[must_use]
     pub fn new(tools: &Tools, observer: Observer) -> Self {
-        Self { tools: HashMap::new(), runtimes: HashMap::new(), observer }.renewed(tools)
+        Self { tools: HashMap::new(), runtimes: HashMap::new(), probes: HashMap::new(), observer }.renewed(tools)
     }
 
     /// The guards of these tools after a reload: what was seen of a tool stays, and so do the places that running calls hold.
@@ -127,12 +131,16 @@ impl Guards {
             }
         };
         let runtime = |name: &str| self.runtimes.get(name).cloned().unwrap_or_else(|| Arc::new(Guard::of_runtime()));
+        let probe = |name: &str| {
+            let runtime = tools.runtime(name)?;
+            let known = self.probes.get(name).filter(|known| known.runtime() == runtime);
+            Some(known.cloned().unwrap_or_else(|| Arc::new(Probe::new(runtime.clone()))))
+        };
+        let names = || tools.iter().map(|tool| tool.manifest.program.runtime.clone());
         Self {
+            probes: names().filter_map(|name| Some((name.clone(), probe(&name)?))).collect(),
             tools: tools.iter().map(|tool| (tool.manifest.name.clone(), guard(&tool.manifest))).collect(),
-            runtimes: tools
-                .iter()
-                .map(|tool| (tool.manifest.program.runtime.clone(), runtime(&tool.manifest.program.runtime)))
-                .collect(),
+            runtimes: names().map(|name| (name.clone(), runtime(&name))).collect(),
             observer: self.observer.clone(),
         }
     }
@@ -147,6 +155,12 @@ impl Guards {
     #[must_use]
     pub fn runtime_breaker(&self, runtime: &str) -> Option<BreakerView> {
         self.runtimes.get(runtime).map(|guard| guard.view())
+    }
+
+    /// What a runtime said of its version, once it is known to work.
+    #[must_use]
+    pub fn runtime_version(&self, runtime: &str) -> Option<String> {
+        self.probes.get(runtime)?.version()
     }
 
     /// All breakers by name, `runtime:NAME` for those of runtimes.
@@ -245,7 +259,7 @@ fn after(guards: &Guards, tool: &Tool, last: &Ran, number: u32, left: Duration) 
         }
     }
     // Instead of a tool that has run, only where nothing of it can be left.
-    let never_ran = failed.code == Code::BreakerOpen;
+    let never_ran = failed.code == Code::BreakerOpen || (failed.code == Code::ToolUnavailable && last.ended.is_none());
     let gave_up = rules.repeatable && last.observation(tool.time) == Observation::Failure;
     let fallback = tool.manifest.retry.fallback.as_ref().filter(|_| never_ran || gave_up)?;
     Some(Step::Instead(fallback.clone()))
@@ -266,6 +280,19 @@ async fn attempt<L: Launch>(
     let (Some((tool, own, runtime)), Ok(())) = (guarded, call::preflight(tools, &asked)) else {
         return call::run(launch, tools, asked, cancel.clone()).await;
     };
+    // Before the call takes anybody's place, and out of nobody's time: the first call on a runtime is tried like any other.
+    if let Some(probe) = guards.probes.get(&tool.manifest.program.runtime) {
+        let works = tokio::select! {
+            works = probe.check(launch) => works?,
+            () = cancel.cancelled() => {
+                let error = call::failure(Code::Cancelled, "cancelled while its runtime was tried", Value::Null);
+                return Ok(call::refused(tools, asked, error));
+            }
+        };
+        if let Err(error) = works {
+            return Ok(call::refused(tools, asked, error));
+        }
+    }
     let waiting = Instant::now();
     let places = tokio::select! {
         places = async { (place(own, asked.time).await, place(runtime, asked.time).await) } => places,
@@ -375,6 +402,7 @@ mod tests {
     use super::*;
     use crate::call::Answered;
     use crate::model::transcript::Arguments;
+    use crate::runtimes::Runtime;
     use crate::schema::Schema;
     use crate::scripted::{Behaviour, ScriptedLaunch};
 
@@ -503,6 +531,36 @@ mod tests {
             assert_eq!(first, if round < 5 { Code::ToolTimeout } else { Code::BreakerOpen });
         }
         assert_eq!(stage.launched(), 5 + 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_started_on_a_runtime_that_does_not_work() {
+        let tools = [tool("good", ""), tool("backed", "[retry]\nfallback = \"other\"\n")];
+        let mut other = tool("other", "");
+        other.manifest.program.runtime = "exec".to_owned();
+        let runtime = Runtime {
+            name: "python".to_owned(),
+            program: "/nowhere/python3".into(),
+            probe: vec!["--version".to_owned()],
+            advice: "install it".to_owned(),
+        };
+        let tools: Tools = tools.into_iter().chain([other]).collect();
+        let tools = tools.with_runtimes([runtime]);
+        let launch = ScriptedLaunch::new(&[("good", works()), ("other", works())]);
+        launch.log.lock().unwrap().runtime = Some(Behaviour::Fails("broken"));
+        let stage = Stage { launch, guards: Guards::new(&tools, Observer::blind()), tools };
+        assert_eq!(code(&stage.call("good").await), Some(Code::ToolUnavailable));
+        assert_eq!(stage.launched(), 0);
+        assert_eq!(code(&stage.call("backed").await), None, "its fallback runs on something else");
+        assert_eq!((stage.launched(), stage.state("good").as_str()), (1, "closed"));
+        stage.launch.log.lock().unwrap().runtime = Some(Behaviour::Answers("3.13".into(), Duration::ZERO));
+        // A reload forgets nothing of a runtime that stays what it was.
+        let stage = Stage { guards: stage.guards.renewed(&stage.tools), ..stage };
+        assert_eq!(code(&stage.call("good").await), Some(Code::ToolUnavailable));
+        assert_eq!(stage.launch.log.lock().unwrap().probed, 1);
+        tokio::time::advance(Duration::from_secs(30)).await;
+        assert_eq!(code(&stage.call("good").await), None);
+        assert_eq!(stage.guards.runtime_version("python").as_deref(), Some("3.13"));
     }
 
     #[tokio::test(start_paused = true)]

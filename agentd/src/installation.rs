@@ -13,6 +13,7 @@ use toolproto::source::{FileError, line_of_key, nearest};
 
 use crate::agent::{Agent, Price};
 use crate::extension::Extension;
+use crate::runtimes::Runtime;
 use crate::tools::{Tool, Tools};
 
 /// A configuration without faults.
@@ -68,6 +69,8 @@ impl Installation {
         }
         if errors.is_empty() {
             let tools = tools.into_iter().collect::<Tools>().with_extensions(extensions);
+            let runtimes = catalog.runtimes.values().filter_map(|runtime| Runtime::of(runtime.as_ref().ok()?));
+            let tools = tools.with_runtimes(runtimes);
             Ok(Self { config, catalog, tools, agents })
         } else {
             Err(errors)

@@ -150,6 +150,9 @@ pub trait Launch: Send + Sync + 'static {
     /// When the launcher is gone.
     fn warm(&self, job: JobId, tool: String, narrow: Narrowing) -> Result<(), LinkError>;
 
+    /// Has a runtime show in a sandbox that it works, for no job and without a receipt. Dropping the future ends it early.
+    fn probe(&self, runtime: String, time: Duration) -> impl Future<Output = Result<Ended, LinkError>> + Send;
+
     /// Runs a call to its end. Cancelling stops it early; the future still resolves with how it ended.
     fn launch(&self, order: Order, cancel: CancellationToken) -> impl Future<Output = Result<Ended, LinkError>> + Send;
 

@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
 
 use sandbox::netns::Sockets;
 use sandbox::protocol::channel::{Channel, ReceiveError, Received, SendError};
@@ -155,6 +156,38 @@ impl LauncherLink {
         self.outgoing.send(Outgoing { message, descriptors, answer: Some(key) }).map_err(|_| LinkError::Closed)?;
         answer.await.map_err(|_| LinkError::Closed)?
     }
+
+    /// What a call that is over has left, without the values of secrets.
+    async fn ended(&self, told: Told) -> Result<Ended, LinkError> {
+        let Told { message, descriptors, network } = told;
+        let FromLauncher::Ended { outcome, failure, stdout_overflowed, mut usage, mut denied, .. } = message else {
+            return Err(unexpected(&message));
+        };
+        let (stdout, stderr_tail) = tokio::task::spawn_blocking(move || captured(descriptors))
+            .await
+            .map_err(|error| LinkError::Exchange(error.to_string()))?
+            .map_err(|error| LinkError::Exchange(format!("the call's output could not be read: {error}")))?;
+        let (stdout, stderr_tail) = (self.redactor.bytes(stdout), self.redactor.text(stderr_tail));
+        let network = match network {
+            Some(network) => {
+                let mut claims =
+                    network.await.map_err(|_| LinkError::Exchange("a call's network is lost".to_owned()))?;
+                // A name that was asked for is text that leaves the call.
+                for denial in &mut claims.denied {
+                    denial.detail = self.redactor.text(std::mem::take(&mut denial.detail));
+                    denial.rule = self.redactor.text(std::mem::take(&mut denial.rule));
+                }
+                Some(claims)
+            }
+            None => None,
+        };
+        if let Some(network) = &network {
+            usage.net_sent = Some(network.sent);
+            usage.net_received = Some(network.received);
+            denied.extend(network.denied.iter().cloned());
+        }
+        Ok(Ended { outcome, failure, stdout, stdout_overflowed, stderr_tail, usage, denied, network })
+    }
 }
 
 impl Launch for LauncherLink {
@@ -184,6 +217,15 @@ impl Launch for LauncherLink {
         let message = ToLauncher::Warm { job, tool, narrow };
         let outgoing = Outgoing { message, descriptors: Vec::new(), answer: None };
         self.outgoing.send(outgoing).map_err(|_| LinkError::Closed)
+    }
+
+    async fn probe(&self, runtime: String, time: Duration) -> Result<Ended, LinkError> {
+        let call = CallId::generate();
+        let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let stop = StopOnDrop { outgoing: &self.outgoing, call, armed: true };
+        let told = self.ask(ToLauncher::Probe { call, runtime, time_ms }, Vec::new(), Key::End(call)).await;
+        stop.disarm();
+        self.ended(told?).await
     }
 
     async fn launch(&self, order: Order, cancel: CancellationToken) -> Result<Ended, LinkError> {
@@ -243,34 +285,7 @@ impl Launch for LauncherLink {
         if let Some(reader) = reader {
             reader.finish().await;
         }
-        let Told { message, descriptors, network } = answer?;
-        let FromLauncher::Ended { outcome, failure, stdout_overflowed, mut usage, mut denied, .. } = message else {
-            return Err(unexpected(&message));
-        };
-        let (stdout, stderr_tail) = tokio::task::spawn_blocking(move || captured(descriptors))
-            .await
-            .map_err(|error| LinkError::Exchange(error.to_string()))?
-            .map_err(|error| LinkError::Exchange(format!("the call's output could not be read: {error}")))?;
-        let (stdout, stderr_tail) = (self.redactor.bytes(stdout), self.redactor.text(stderr_tail));
-        let network = match network {
-            Some(network) => {
-                let mut claims =
-                    network.await.map_err(|_| LinkError::Exchange("a call's network is lost".to_owned()))?;
-                // A name that was asked for is text that leaves the call.
-                for denial in &mut claims.denied {
-                    denial.detail = self.redactor.text(std::mem::take(&mut denial.detail));
-                    denial.rule = self.redactor.text(std::mem::take(&mut denial.rule));
-                }
-                Some(claims)
-            }
-            None => None,
-        };
-        if let Some(network) = &network {
-            usage.net_sent = Some(network.sent);
-            usage.net_received = Some(network.received);
-            denied.extend(network.denied.iter().cloned());
-        }
-        Ok(Ended { outcome, failure, stdout, stdout_overflowed, stderr_tail, usage, denied, network })
+        self.ended(answer?).await
     }
 
     async fn settle(&self, call: CallId, commit: bool, claims: Claims) -> Result<Settled, LinkError> {
@@ -573,7 +588,6 @@ fn unexpected(message: &FromLauncher) -> LinkError {
 mod tests {
     use std::collections::BTreeMap;
     use std::io::{Read, Write};
-    use std::time::Duration;
 
     use sandbox::protocol::channel::pair;
     use toolproto::code::Code;

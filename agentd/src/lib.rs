@@ -29,6 +29,7 @@
 //! | `redaction` | secrets are taken out of what leaves a call |
 //! | [`retry`] | when a failed call is tried again |
 //! | [`runner`] | one task per job |
+//! | [`runtimes`] | whether what tools run on works |
 //! | [`schema`] | JSON Schemas, compiled |
 //! | [`session`] | a job's state, a fold over its events |
 //! | [`spill`] | results that are too large for a conversation |
@@ -65,6 +66,7 @@ mod redaction;
 pub mod reload;
 pub mod retry;
 pub mod runner;
+pub mod runtimes;
 pub mod schema;
 #[cfg(test)]
 mod scripted;

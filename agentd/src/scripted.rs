@@ -58,6 +58,9 @@ pub(crate) struct Log {
     pub(crate) most_running: usize,
     pub(crate) closed: Vec<JobId>,
     chains: HashMap<JobId, Vec<Digest>>,
+    /// What runtimes do when they are tried, and how often they were.
+    pub(crate) runtime: Option<Behaviour>,
+    pub(crate) probed: usize,
     /// Whether grants are forgotten.
     pub(crate) forgetful: bool,
     /// Whether no call that had no receipt when agentd ended was ever started.
@@ -212,6 +215,25 @@ impl Launch for Arc<ScriptedLaunch> {
 
     fn warm(&self, _: JobId, _: String, _: Narrowing) -> Result<(), LinkError> {
         Ok(())
+    }
+
+    async fn probe(&self, _runtime: String, time: Duration) -> Result<Ended, LinkError> {
+        let behaviour = {
+            let mut log = self.log.lock().unwrap();
+            log.probed += 1;
+            log.runtime.clone()
+        };
+        Ok(match behaviour {
+            Some(Behaviour::Answers(version, after)) => {
+                tokio::time::sleep(after).await;
+                exited(0, version.as_str().unwrap_or_default().to_owned())
+            }
+            Some(Behaviour::Fails(words)) => Ended { stderr_tail: words.to_owned(), ..exited(1, String::new()) },
+            Some(Behaviour::Hangs) | None => {
+                tokio::time::sleep(time).await;
+                killed(OutcomeKind::TimedOut)
+            }
+        })
     }
 
     async fn launch(&self, order: Order, cancel: CancellationToken) -> Result<Ended, LinkError> {

@@ -13,6 +13,7 @@ use toolproto::source::FileError;
 
 use crate::extension::Extension;
 use crate::model::ToolOffer;
+use crate::runtimes::Runtime;
 use crate::schema::Schema;
 
 /// A tool, ready to be called.
@@ -33,11 +34,12 @@ pub struct Tool {
     pub discardable: bool,
 }
 
-/// All tools, by name, and the extensions that watch over their use.
+/// All tools, by name, the extensions that watch over their use, and what they run on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tools {
     tools: BTreeMap<String, Arc<Tool>>,
     extensions: BTreeMap<String, Arc<Extension>>,
+    runtimes: BTreeMap<String, Runtime>,
 }
 
 impl Tool {
@@ -91,6 +93,7 @@ impl Tool {
             description: manifest.description.clone(),
             digest: self.digest,
             runtime: manifest.program.runtime.clone(),
+            runtime_version: None,
             policy: manifest.program.policy.clone(),
             effects: manifest.execution.effects.as_str().to_owned(),
             exclusive: manifest.execution.exclusive,
@@ -139,6 +142,19 @@ impl Tools {
         Self { extensions: extensions.into_iter().map(named).collect(), ..self }
     }
 
+    /// These tools, with the runtimes that can be tried.
+    #[must_use]
+    pub fn with_runtimes(self, runtimes: impl IntoIterator<Item = Runtime>) -> Self {
+        let named = |runtime: Runtime| (runtime.name.clone(), runtime);
+        Self { runtimes: runtimes.into_iter().map(named).collect(), ..self }
+    }
+
+    /// The runtime of this name, if it can be tried.
+    #[must_use]
+    pub fn runtime(&self, name: &str) -> Option<&Runtime> {
+        self.runtimes.get(name)
+    }
+
     /// The extension of this name.
     #[must_use]
     pub fn extension(&self, name: &str) -> Option<&Arc<Extension>> {
@@ -154,6 +170,6 @@ impl Tools {
 impl FromIterator<Tool> for Tools {
     fn from_iter<I: IntoIterator<Item = Tool>>(tools: I) -> Self {
         let tools = tools.into_iter().map(|tool| (tool.manifest.name.clone(), Arc::new(tool))).collect();
-        Self { tools, extensions: BTreeMap::new() }
+        Self { tools, extensions: BTreeMap::new(), runtimes: BTreeMap::new() }
     }
 }

@@ -513,6 +513,9 @@ pub struct ToolView {
     pub digest: Digest,
     /// What runs it.
     pub runtime: String,
+    /// What that said of its version; absent until a call has needed it, and while it does not work.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub runtime_version: Option<String>,
     /// The policy that confines it.
     pub policy: String,
     /// What it declares about its effects.

@@ -66,6 +66,10 @@ impl Launch for Echo {
         Ok(())
     }
 
+    async fn probe(&self, runtime: String, time: Duration) -> Result<Ended, LinkError> {
+        self.0.probe(runtime, time).await
+    }
+
     async fn launch(&self, mut order: Order, cancel: CancellationToken) -> Result<Ended, LinkError> {
         let Program::Adhoc { command, .. } = &order.program else { return self.0.launch(order, cancel).await };
         let never = command == &["never"];

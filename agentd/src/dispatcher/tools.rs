@@ -1,5 +1,7 @@
 //! The tools as callers see them, and what administrators do with their breakers.
 
+use std::sync::Arc;
+
 use sandbox::config::Subject;
 use toolproto::api::{BreakerAction, BreakerRequest, BreakerView, ExtensionView, ToolView};
 use toolproto::code::Code;
@@ -10,6 +12,7 @@ use super::direct::known_version;
 use super::offer::Offer;
 use crate::caller::{Caller, Standing};
 use crate::launch::Launch;
+use crate::tools::Tool;
 
 impl<L: Launch> Dispatcher<L> {
     /// The tools that the caller may use.
@@ -19,7 +22,12 @@ impl<L: Launch> Dispatcher<L> {
         let Offer { tools, guards, permits, .. } = &*offer;
         let permitted = |name: &str| permits(caller, Subject::Tool(name));
         let permitted = tools.iter().filter(|tool| permitted(&tool.manifest.name));
-        permitted.map(|tool| ToolView { breaker: guards.breaker(&tool.manifest.name), ..tool.view() }).collect()
+        let view = |tool: &Arc<Tool>| ToolView {
+            breaker: guards.breaker(&tool.manifest.name),
+            runtime_version: guards.runtime_version(&tool.manifest.program.runtime),
+            ..tool.view()
+        };
+        permitted.map(view).collect()
     }
 
     /// The extensions that agents may name.

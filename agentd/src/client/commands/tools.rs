@@ -99,7 +99,10 @@ async fn set_breaker(
 fn row(tool: &ToolView) -> [String; 7] {
     [
         tool.name.clone(),
-        tool.runtime.clone(),
+        match &tool.runtime_version {
+            Some(version) => format!("{} ({version})", tool.runtime),
+            None => tool.runtime.clone(),
+        },
         tool.policy.clone(),
         tool.effects.clone(),
         millis(tool.timeout_ms),
