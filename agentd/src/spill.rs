@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use toolproto::code::Code;
 use toolproto::digest::Digest;
 use toolproto::request::MAX_ARGUMENTS;
-use toolproto::strict_json;
+use toolproto::strict_json::{self, MAX_DEPTH};
 use toolproto::units::Bytes;
 
 use crate::call::{self, Answered, Asked, Ran};
@@ -219,8 +219,22 @@ async fn look_up(
             let value = strict_json::parse(text.as_bytes()).map_err(|error| row(error.to_string()))?;
             values.insert(*digest, value);
         }
+        let levels = pointer.matches('/').count() + values.get(digest).map_or(0, depth);
+        if levels > MAX_DEPTH {
+            return misfit(format!("with this result the arguments are nested deeper than {MAX_DEPTH} levels"));
+        }
     }
     Ok(Ok(values))
+}
+
+/// How many levels of arrays and objects a value has.
+fn depth(value: &Value) -> usize {
+    let deepest = match value {
+        Value::Object(members) => members.values().map(depth).max(),
+        Value::Array(items) => items.iter().map(depth).max(),
+        _ => return 0,
+    };
+    deepest.unwrap_or(0) + 1
 }
 
 fn put_in(value: &mut Value, values: &HashMap<Digest, Value>) {
@@ -374,6 +388,16 @@ mod tests {
         assert_eq!(fits.refusal, None);
         let refused = resolve_within(&ledger, asked(job, often), Bytes(written + 9_999)).await.unwrap();
         assert!(refusal(&refused).starts_with("/a/9: with this result of 1000"), "{}", refusal(&refused));
+
+        let deep = (0..MAX_DEPTH).fold(json!("x".repeat(100)), |inner, _| json!([inner]));
+        let deep = json!({REFERENCE: kept(&ledger, job, deep).await[REFERENCE]});
+        assert_eq!(resolve(&ledger, asked(job, deep.clone())).await.unwrap().refusal, None);
+        let refused = resolve(&ledger, asked(job, json!({"a": deep}))).await.unwrap();
+        assert!(
+            refusal(&refused).starts_with("/a: with this result the arguments are nested"),
+            "{}",
+            refusal(&refused)
+        );
 
         let again = keep_within(&ledger, ran(job, big), Bytes(1500)).await.unwrap();
         assert_eq!(again.spilling, Spilling::Done, "what is kept already needs no room");
