@@ -2,6 +2,8 @@
 //! under a virtual clock and without I/O. `AGENTD_SIMULATION_SEEDS` says how many; a seed that fails is printed, and
 //! `AGENTD_SIMULATION_SEED` plays it alone.
 
+mod invariants;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -9,7 +11,6 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use regex::Regex;
 use serde_json::{Value, json};
-use toolproto::api::Phase;
 use toolproto::code::Code;
 use toolproto::digest::Digest;
 use toolproto::extension::{Opinion, Point, Stop};
@@ -17,14 +18,15 @@ use toolproto::ids::{CallId, JobId};
 use toolproto::job::JobResult;
 use toolproto::receipt::Usage;
 
+use self::invariants::{Broken, Checker, Fact};
 use super::decide::{Action, decide};
 use super::event::{self, CallRecord, EVENT_VERSION, Event, Interruption, ReceiptRef, Refusal};
 use super::extension::{self, Consulted};
 use super::judge::{Judged, judge};
-use super::{Progress, Session, summary, tool_search, wait};
+use super::{BatchCall, Progress, Session, summary, tool_search, wait};
 use crate::agent::Agent;
 use crate::model::transcript::{Message, Transcript};
-use crate::model::{Finish, ModelError, Reply, ReplyCall, TokenUsage, ToolOffer};
+use crate::model::{Finish, ModelError, Reply, ReplyCall, TokenUsage};
 use crate::scripted;
 use crate::tools::Tools;
 
@@ -80,11 +82,9 @@ struct World {
     summarising: Option<summary::Wanted>,
     running: HashMap<CallId, bool>,
     calls: u64,
-    /// How often each call was ordered, and how often its tool then ran, which is known of the launcher alone.
-    launches: HashMap<CallId, u32>,
-    runs: HashMap<CallId, u32>,
-    results: HashMap<CallId, u32>,
-    conclusions: u32,
+    /// The calls whose start the launcher noted.
+    noted: BTreeSet<CallId>,
+    checker: Checker,
     reopenings: u32,
     summaries: u32,
     /// By how many seconds the host's clock was set.
@@ -177,10 +177,8 @@ impl World {
             summarising: None,
             running: HashMap::new(),
             calls: 0,
-            launches: HashMap::new(),
-            runs: HashMap::new(),
-            results: HashMap::new(),
-            conclusions: 0,
+            noted: BTreeSet::new(),
+            checker: Checker::default(),
             reopenings: 0,
             summaries: 0,
             set_by: 0,
@@ -191,17 +189,14 @@ impl World {
 
     /// Stores an event as the ledger does, as text, and lets it happen.
     fn append(&mut self, event: Event) {
-        for call in ended_by(&event) {
-            *self.results.entry(call).or_default() += 1;
-        }
-        self.conclusions += u32::from(matches!(event, Event::GoalConcluded { .. }));
         self.session.apply(&event, self.now).unwrap();
         self.log.push((serde_json::to_string(&event).unwrap(), self.now));
-        let used = self.session.usage(self.now);
-        let budget = &self.agent.budget;
-        assert!(used.turns <= budget.max_turns && used.tool_calls <= budget.max_tool_calls);
-        let tokens = used.input_tokens + used.output_tokens;
-        assert!(budget.max_total_tokens.is_none_or(|max| tokens <= max), "{tokens} tokens of {budget:?}");
+        let (used, budget) = (self.session.usage(self.now), &self.agent.budget);
+        holds(self.checker.see(&Fact::Stored { event: &event, used, budget }));
+    }
+
+    fn see(&mut self, fact: &Fact<'_>) {
+        holds(self.checker.see(fact));
     }
 
     fn run(&mut self) -> JobResult {
@@ -213,7 +208,8 @@ impl World {
             conversation: Vec::new(),
         };
         self.append(goal);
-        for _ in 0..5000 {
+        loop {
+            self.see(&Fact::Stepped);
             if let Some(result) = self.session.result().cloned() {
                 self.check_end();
                 if !self.reopen() {
@@ -239,7 +235,6 @@ impl World {
                 self.wait();
             }
         }
-        panic!("the job goes on for ever in {:?}", self.session.phase());
     }
 
     /// Somebody goes on with the ended job, if they may, want to, and have not done so too often.
@@ -260,27 +255,26 @@ impl World {
         match action {
             Action::Append(event) => self.append(*event),
             Action::Ask { tools, max_output, time, .. } => {
-                let messages = self.session.messages().to_vec();
-                Transcript { system: self.agent.system_prompt.clone(), messages }.check().unwrap();
-                assert!(!time.is_zero(), "a model is asked after the deadline");
-                assert!(tools || self.session.is_grace());
+                let (transcript, is_last) = (self.transcript(), self.session.is_grace());
+                self.see(&Fact::Asked { transcript: &transcript, time, tools, is_last });
                 if let Some(rules) = &self.agent.tool_search {
                     let offered = tool_search::offered(&self.session, &self.agent, &self.tools);
-                    let of_agent = offered.iter().filter(|tool| self.agent.tools.contains(&tool.name));
-                    let known = |tool: &&ToolOffer| {
-                        rules.always.contains(&tool.name) || self.session.found.contains(&tool.name)
-                    };
-                    assert!(of_agent.into_iter().all(|tool| known(&tool)), "a tool is offered that was not found");
+                    let names = offered.into_iter().map(|tool| tool.name);
+                    let tools = names.filter(|name| self.agent.tools.contains(name)).collect();
+                    let known = rules.always.iter().chain(&self.session.found).cloned().collect();
+                    self.see(&Fact::Offered { tools, known });
                 }
                 self.asking = Some(max_output.unwrap_or(u64::MAX));
                 return false;
             }
             Action::Summarise(wanted) => {
-                assert!(self.agent.context.summary && !self.session.is_grace());
-                assert!(!wanted.time.is_zero(), "a summary is asked for after the deadline");
-                let transcript = summary::transcript(&self.session, &self.agent, wanted.units);
-                transcript.check().unwrap();
-                assert!(transcript.estimated_tokens() + wanted.max_output <= self.agent.context.limit);
+                self.see(&Fact::SummaryAsked {
+                    transcript: &summary::transcript(&self.session, &self.agent, wanted.units),
+                    max_output: wanted.max_output,
+                    limit: self.agent.context.limit,
+                    time: wanted.time,
+                    is_wanted: self.agent.context.summary && !self.session.is_grace(),
+                });
                 self.summarising = Some(wanted);
                 return false;
             }
@@ -294,12 +288,9 @@ impl World {
                     self.append(Event::ToolFailed { call, record });
                     return true;
                 }
-                assert!(!time.is_zero(), "a call is started after the deadline");
                 self.append(Event::CallStarted { call });
-                *self.launches.entry(call).or_default() += 1;
+                self.see(&Fact::Ordered { call, may_run_beside: planned.concurrent, time });
                 self.running.insert(call, false);
-                let beside = self.running.keys().filter_map(|one| self.session.call(*one));
-                assert!(self.running.len() == 1 || beside.into_iter().all(|one| one.planned.concurrent));
             }
             Action::BeginWait { call, delay } => {
                 let until = self.now + delay;
@@ -307,19 +298,18 @@ impl World {
                 self.append(Event::WaitBegun { call, until_ms: u64::try_from(until.as_millis()).unwrap(), due });
             }
             Action::EndWait { call, waiting } => {
-                assert!(self.now >= waiting.until, "a wait ended early");
+                self.see(&Fact::WaitEnded { now: self.now, until: waiting.until });
                 let event = wait::ended(call, waiting, self.now, self.wall());
                 self.waits.push(matches!(event, Event::ToolCompleted { .. }));
                 self.append(event);
             }
             Action::Consult { extension, point, time } => {
-                if let Some(asked) = self.session.consulted() {
-                    assert!(self.running.contains_key(&asked.call), "an extension is thought to run");
+                if let Some(call) = self.session.consulted().map(|asked| asked.call) {
+                    self.see(&Fact::ConsultationGoesOn { call });
                     return false;
                 }
-                assert!(!time.is_zero(), "an extension is asked after the deadline");
-                assert!(self.running.is_empty(), "an extension is asked beside a call");
                 let call = self.new_call();
+                self.see(&Fact::Consulted { call, time });
                 self.append(Event::ExtensionStarted { call, extension, point });
                 self.running.insert(call, false);
             }
@@ -376,8 +366,9 @@ impl World {
             });
         } else if self.asking.is_none() && self.summarising.is_none() {
             // Only a person or the clock can go on.
-            let next = self.session.next_deadline(decided).expect("nothing goes on, and nothing will");
-            self.now = self.now.max(next);
+            let until = self.session.next_deadline(decided);
+            self.see(&Fact::Waited { now: decided, until });
+            self.now = self.now.max(until.unwrap_or_default());
         }
     }
 
@@ -417,9 +408,7 @@ impl World {
 
     /// What a model says follows from the conversation, so that it says the same again after a crash.
     fn answer(&mut self, max_output: u64) {
-        let transcript =
-            Transcript { system: self.agent.system_prompt.clone(), messages: self.session.messages().to_vec() };
-        let digest = transcript.digest().unwrap();
+        let digest = self.transcript().digest().unwrap();
         let mut says = Random(u64::from_be_bytes(digest.as_bytes()[..8].try_into().unwrap()) ^ self.seed);
         let usage = says.one_in(2).then(|| TokenUsage {
             input_tokens: self.session.next_input_tokens(&self.agent.system_prompt),
@@ -501,7 +490,7 @@ impl World {
         let answer = answer.map(|reply| Reply { usage: Some(usage), ..reply });
         let event = summary::judge(&self.session, &self.agent, wanted.units, answer, |_| None);
         if let Event::ContextSummarised { summary, .. } = &event {
-            assert!(known.iter().all(|one| summary.contains(one)), "{summary} loses one of {known:?}");
+            self.see(&Fact::Summarised { summary, identifiers: known });
         }
         self.summaries += 1;
         self.append(event);
@@ -559,18 +548,16 @@ impl World {
         } else {
             let mut copy = self.session.clone();
             if copy.apply(&stray, self.now).is_err() {
-                assert_eq!(copy, self.session, "a refused {} changed the session", stray.name());
+                holds(self.checker.see(&Fact::Refused { event: stray.name(), before: &self.session, after: &copy }));
             }
         }
     }
 
     /// The tool of a call runs, wholly or in part.
     fn run_tool(&mut self, call: CallId) {
-        let runs = self.runs.entry(call).or_default();
-        *runs += 1;
-        let planned = self.session.call(call).map(|one| &one.planned);
-        let is_harmless = planned.is_none_or(|planned| planned.repeatable);
-        assert!(*runs == 1 || is_harmless, "a call was run twice: {planned:?}");
+        self.noted.insert(call);
+        let may_run_again = self.session.call(call).is_none_or(|one| one.planned.repeatable);
+        self.see(&Fact::Ran { call, may_run_again });
     }
 
     /// agentd ends and another one goes on from the ledger. Of the calls that had been ordered some had started, which the launcher
@@ -580,7 +567,7 @@ impl World {
         for (text, at) in &self.log {
             session.apply(&event::read(EVENT_VERSION, text).unwrap(), *at).unwrap();
         }
-        assert_eq!(session, self.session, "the events do not say all");
+        holds(self.checker.see(&Fact::Restored { before: &self.session, after: &session }));
         self.session = session;
         (self.asking, self.summarising) = (None, None);
         let mut ordered: Vec<CallId> = self.running.drain().map(|(call, _)| call).collect();
@@ -593,10 +580,10 @@ impl World {
         let mut never_started = self.session.without_end();
         for one in self.session.batch().iter().filter(|one| never_started.contains(&one.planned.call)) {
             if !one.planned.repeatable {
-                *self.left.entry(self.runs.contains_key(&one.planned.call)).or_default() += 1;
+                *self.left.entry(self.noted.contains(&one.planned.call)).or_default() += 1;
             }
         }
-        never_started.retain(|call| !self.runs.contains_key(call));
+        never_started.retain(|call| !self.noted.contains(call));
         self.append(Event::Resumed { never_started });
     }
 
@@ -618,32 +605,31 @@ impl World {
         }
     }
 
-    fn check_end(&self) {
-        assert_eq!(self.conclusions, self.reopenings + 1);
-        assert_eq!(self.session.phase(), Phase::Idle);
-        assert!(decide(&self.session, &self.agent, &self.tools, job(), self.now).is_empty());
-        assert!(self.session.batch().iter().all(|one| matches!(one.progress, Progress::Done(_))));
-        assert!(self.running.keys().all(|call| self.session.call(*call).is_none()), "a call runs on");
-        assert!(self.session.consulted().is_none(), "an extension is asked after the end");
-        assert!(self.results.values().all(|count| *count == 1), "a call has several results");
-        assert!(self.launches.keys().all(|call| self.results.contains_key(call)), "a call has no result");
-        let messages = self.session.messages().to_vec();
-        Transcript { system: String::new(), messages }.check().unwrap();
+    fn transcript(&self) -> Transcript {
+        Transcript { system: self.agent.system_prompt.clone(), messages: self.session.messages().to_vec() }
     }
+
+    fn check_end(&mut self) {
+        let is_open = |one: &&BatchCall| !matches!(one.progress, Progress::Done(_));
+        let (transcript, open_calls) = (self.transcript(), self.session.batch().iter().filter(is_open).count());
+        self.see(&Fact::Ended {
+            phase: self.session.phase(),
+            actions: decide(&self.session, &self.agent, &self.tools, job(), self.now).len(),
+            open_calls,
+            is_consulting: self.session.consulted().is_some(),
+            transcript: &transcript,
+        });
+    }
+}
+
+/// Ends a world in which a rule does not hold.
+#[track_caller]
+fn holds(seen: Result<(), Broken>) {
+    seen.unwrap_or_else(|broken| panic!("{broken}"));
 }
 
 fn call_id(seed: u64, number: u64) -> CallId {
     CallId::from_u128(u128::from(seed) << 64 | u128::from(number))
-}
-
-/// The calls to which an event gives a result.
-fn ended_by(event: &Event) -> Vec<CallId> {
-    match event {
-        Event::ToolCompleted { call, .. } | Event::ToolFailed { call, .. } => vec![*call],
-        Event::Interrupted { results, .. } => results.iter().map(|(call, _)| *call).collect(),
-        Event::PlanRefused { plan, .. } => plan.calls.iter().map(|call| call.call).collect(),
-        _ => Vec::new(),
-    }
 }
 
 fn call(says: &mut Random) -> ReplyCall {
@@ -706,10 +692,11 @@ fn every_job_ends_once_within_its_budgets_whatever_happens() {
     let (mut summaries, mut waits) = (0, Vec::new());
     let played = play_all(|seed| {
         let mut world = World::new(seed, Fate::Hostile);
-        (world.run(), world.summaries, world.waits, world.left)
+        (world.run(), world.summaries, world.waits, world.left, world.checker.seen)
     });
-    let mut left = BTreeSet::new();
-    for (result, summarised, waited, left_by_crashes) in played {
+    let (mut left, mut kinds) = (BTreeSet::new(), BTreeSet::from(["played twice"]));
+    for (result, summarised, waited, left_by_crashes, seen) in played {
+        kinds.extend(seen);
         summaries += summarised;
         waits.extend(waited);
         left.extend(left_by_crashes.into_keys());
@@ -722,6 +709,7 @@ fn every_job_ends_once_within_its_budgets_whatever_happens() {
     if seeds().end - seeds().start >= SEEDS {
         // A simulation that never gets anywhere would find nothing.
         assert!(summaries > 0, "no summary was asked for");
+        assert_eq!(kinds, BTreeSet::from(Fact::KINDS), "a rule is never put to the test");
         assert!(left == BTreeSet::from([false, true]), "no crash before a start, or none after one: {left:?}");
         assert!(waits.contains(&true) && waits.contains(&false), "no wait, or none over which the clock was set");
         for end in [
@@ -748,8 +736,6 @@ fn crashes_change_no_result_where_tools_are_deterministic() {
     play_all(|seed| {
         let calm = World::new(seed, Fate::Kind).run();
         let crashed = World::new(seed, Fate::Crashes).run();
-        assert_eq!(calm.verdict, crashed.verdict, "seed {seed}");
-        assert_eq!(calm.usage, crashed.usage, "seed {seed}");
-        assert_eq!(calm.receipts, crashed.receipts, "seed {seed}");
+        holds(Checker::default().see(&Fact::PlayedTwice { calm: &calm, crashed: &crashed }));
     });
 }
