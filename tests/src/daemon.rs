@@ -1,11 +1,11 @@
 //! A real daemon on a [`Site`], and what must be true after it: nothing of it is left.
 
 use std::fs::{self, File};
-use std::io::{BufReader, Read, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -239,14 +239,14 @@ impl<'a> Daemon<'a> {
     /// # Panics
     /// When agentctl cannot be run.
     pub fn exec(&self, options: &[&str], command: &[&str], input: &[u8]) -> Output {
-        let Held(mut child) = self.exec_held(options, command);
-        let mut stdin = child.stdin.take().expect("a pipe");
+        let mut held = self.exec_held(options, command);
+        let mut stdin = held.child.stdin.take().expect("a pipe");
         let input = input.to_owned();
         let writer = std::thread::spawn(move || {
             // A command that does not read its input closes the pipe.
             let _ = stdin.write_all(&input);
         });
-        let output = child.wait_with_output().expect("agentctl ends");
+        let output = held.let_go();
         writer.join().expect("the writer ends");
         output
     }
@@ -333,7 +333,10 @@ impl Drop for Daemon<'_> {
 }
 
 /// A sandboxed command that may wait on its stdin for as long as a test wants.
-pub struct Held(Child);
+pub struct Held {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
 
 impl Held {
     /// Starts agentctl with these arguments.
@@ -342,7 +345,9 @@ impl Held {
     /// When it cannot be run.
     pub fn start(agentctl: &mut Command) -> Self {
         agentctl.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self(agentctl.spawn().expect("agentctl starts"))
+        let mut child = agentctl.spawn().expect("agentctl starts");
+        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+        Self { child, stdout }
     }
 
     /// Reads its next line of stdout.
@@ -350,19 +355,24 @@ impl Held {
     /// # Panics
     /// When it cannot be read.
     pub fn line(&mut self) -> String {
-        let stdout = self.0.stdout.as_mut().expect("stdout is a pipe");
-        let bytes = stdout.bytes().map(|byte| byte.expect("stdout can be read"));
-        // Byte by byte: what comes after the line stays where it is.
-        String::from_utf8(bytes.take_while(|byte| *byte != b'\n').collect()).expect("a line of text")
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).expect("a line of text");
+        line.trim_end_matches('\n').to_owned()
     }
 
-    /// Ends its stdin and waits for its end.
+    /// Ends its stdin and waits for its end. What was read of its stdout already is not given again.
     ///
     /// # Panics
     /// When it cannot be awaited.
     pub fn let_go(mut self) -> Output {
-        drop(self.0.stdin.take());
-        self.0.wait_with_output().expect("agentctl ends")
+        drop(self.child.stdin.take());
+        // While the other stream is read, since a pipe that nobody reads fills up.
+        let rest = std::thread::spawn(move || {
+            let mut rest = Vec::new();
+            self.stdout.read_to_end(&mut rest).map(|_| rest)
+        });
+        let output = self.child.wait_with_output().expect("agentctl ends");
+        Output { stdout: rest.join().expect("a reader").expect("stdout can be read"), ..output }
     }
 }
 

@@ -116,8 +116,9 @@ fn a_worker_that_its_user_kills_costs_the_call_and_nothing_else() {
     let mut running = Held::start(&mut daemon.agentctl_as(ANNA, GROUP, &command));
     assert_eq!(running.line(), "written");
     let own = leftovers::processes().into_iter();
-    let worker = own.filter(|process| process.parent == daemon.launcher_pid() && process.uid == ANNA).map(|one| one.id);
-    kill_process(worker.last().expect("a worker"));
+    let mut worker =
+        own.filter(|process| process.parent == daemon.launcher_pid() && process.uid == ANNA).map(|one| one.id);
+    kill_process(worker.next_back().expect("a worker"));
     let output = running.let_go();
     assert_eq!(output.status.code(), Some(125), "{}", shown(&output));
     assert!(words(&output).contains("WORKSPACE_UNAVAILABLE"), "{}", shown(&output));
