@@ -232,7 +232,9 @@ impl Workspace {
     /// When it has ended or does not read; it is gone then.
     pub fn ask_under(&mut self, asked: Asked, protect: &[ProtectRule], now: Instant) -> Result<(), WorkerError> {
         let request = match asked {
-            Asked::Open | Asked::Before(_) | Asked::After(_) => Request::Scan,
+            Asked::Open | Asked::Before(_) => Request::Scan,
+            // What a tool wrote to the workspace itself is its own to the last byte.
+            Asked::After(_) => Request::ScanWhole,
             Asked::Lock(_, kind) => Request::Lock(kind),
             Asked::LockAgain => Request::Lock(LockKind::Exclusive),
             Asked::Unlock => Request::Unlock,

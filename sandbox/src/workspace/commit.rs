@@ -331,4 +331,4 @@ impl CallStaging {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`tree`] | a tree as it was at one moment, and its digest |
 //! | [`scan`] | reading a tree from the file system, by descriptor |
+//! | `watch` | where a tree may have changed since it was read |
+//! | `attention` | what is examined before a call, and how thoroughly |
 //! | [`changes`] | what differs between two trees |
 //! | [`upper`] | what a call wrote, read from its overlay's upper directory |
 //! | [`journal`] | the steps of a commit, and the file that survives a crash |
@@ -19,6 +21,7 @@
 //! | [`worker`] | the process that touches a workspace's files, as the caller |
 
 pub mod apply;
+mod attention;
 pub mod changes;
 pub mod commit;
 pub mod idmap;
@@ -32,6 +35,7 @@ pub mod staging;
 pub mod tree;
 pub mod upper;
 pub mod view;
+mod watch;
 pub mod worker;
 
 /// Whom a workspace's files belong to.

@@ -73,7 +73,7 @@ pub(crate) fn foresee(
     }
     let root = edits.rebuild(Some(&now.root), &now.root.name, &mut Vec::new())?;
     let root = root.unwrap_or_else(|| now.root.clone());
-    let tree = Tree::new(root, now.read_at);
+    let tree = Tree::new(root);
     let (before, after, changes) = (now.digest(), tree.digest(), compare(now, &tree));
     Ok(Prepared { before, after, changes, tree })
 }

@@ -4,6 +4,8 @@
 //! is open at a time; the way up is `..`, checked against the directory that was left, so that depth costs no
 //! descriptors and a directory moved meanwhile is noticed.
 
+mod again;
+
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
@@ -17,7 +19,9 @@ use rustix::io::Errno;
 use toolproto::code::Code;
 use toolproto::receipt::{EntryKind, escape_path};
 
-use super::tree::{Node, Stamp, Tree, device_content};
+pub(crate) use self::again::{Again, examine_again};
+use super::tree::{Node, Stamp, Tree, Watch, device_content};
+use super::watch::Watcher;
 
 /// How large a tree may be, and what to do with entries that the reader has locked itself out of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,15 +118,25 @@ pub fn scan(dir: BorrowedFd<'_>, limits: &TreeLimits) -> Result<Tree, TreeError>
 /// Reads everything below a directory, except files that an earlier scan has read and that have not changed since by device,
 /// inode, size and times.
 ///
-/// A file whose change time lies close to the earlier scan, or after it, is read again, since it may have changed twice
-/// within one tick of the file system's clock.
+/// A file whose change time lies close to the time at which it was read, or after it, is read again, since it may have
+/// changed twice within one tick of the file system's clock.
 ///
 /// # Errors
 /// See [`TreeError`]. Modes that were lifted are set back in any case.
 pub fn rescan(dir: BorrowedFd<'_>, limits: &TreeLimits, earlier: Option<&Tree>) -> Result<Tree, TreeError> {
-    let mut scanner = Scanner::enter_root(dir, limits, earlier.map(|tree| (&tree.root, tree.read_at)))?;
+    rescan_watched(dir, limits, earlier, None)
+}
+
+/// As [`rescan`]; each directory is watched from before it is listed.
+pub(crate) fn rescan_watched(
+    dir: BorrowedFd<'_>,
+    limits: &TreeLimits,
+    earlier: Option<&Tree>,
+    watcher: Option<&Watcher>,
+) -> Result<Tree, TreeError> {
+    let mut scanner = Scanner::enter_root(dir, limits, earlier.map(|tree| &tree.root), watcher)?;
     match scanner.run() {
-        Ok(root) => Ok(Tree::new(root, scanner.begun)),
+        Ok(root) => Ok(Tree::new(root)),
         Err(error) => {
             scanner.restore_modes();
             Err(error)
@@ -136,9 +150,9 @@ pub(crate) fn read_entry(
     dir: BorrowedFd<'_>,
     name: &Arc<[u8]>,
     limits: &TreeLimits,
-    earlier: Option<(&Node, i64)>,
+    earlier: Option<&Node>,
 ) -> Result<Node, TreeError> {
-    let mut scanner = Scanner::enter_root(dir, limits, earlier)?;
+    let mut scanner = Scanner::enter_root(dir, limits, earlier, None)?;
     let result = scanner.run_entry(name);
     // On success only the directory itself is left, which may have been lifted.
     scanner.restore_modes();
@@ -151,8 +165,6 @@ const FILES_PER_THREAD: usize = 64;
 const DIRECTORIES_PER_SPLIT: usize = 4;
 /// A tree of fewer entries is read by one thread.
 const SMALL_TREE: u64 = 1024;
-/// File times closer than this to a scan's begin, in seconds, do not prove that a file is unchanged.
-const RACY_SECONDS: i64 = 2;
 
 /// A directory on the way from the root to where the scan stands.
 struct Frame {
@@ -165,6 +177,7 @@ struct Frame {
     lifted: Option<Mode>,
     /// The directory in the earlier tree.
     earlier: Option<Node>,
+    watch: Option<Watch>,
 }
 
 /// Directories that are still to be read, by whichever thread is free.
@@ -180,7 +193,7 @@ struct Counted {
 struct Scanner<'a> {
     limits: &'a TreeLimits,
     begun: i64,
-    earlier_read_at: i64,
+    watcher: Option<&'a Watcher>,
     frames: Vec<Frame>,
     /// The directory of the last frame.
     here: OwnedFd,
@@ -198,7 +211,8 @@ impl<'a> Scanner<'a> {
     fn enter_root(
         dir: BorrowedFd<'_>,
         limits: &'a TreeLimits,
-        earlier: Option<(&Node, i64)>,
+        earlier: Option<&Node>,
+        watcher: Option<&'a Watcher>,
     ) -> Result<Self, TreeError> {
         let at_root = |action| move |errno: Errno| io_error(action, ".".to_owned(), errno);
         let begun = now();
@@ -213,17 +227,26 @@ impl<'a> Scanner<'a> {
             rustix::fs::fchmod(dir, mode).map_err(at_root("set back the mode of"))?;
         }
         let here = opened.map_err(at_root("open"))?;
+        let watch = watcher.and_then(|watcher| watcher.watch(here.as_fd()));
+        let mut listed = stat;
+        if watch.is_some() {
+            match lifted {
+                // Its mode must be looked at after the watch is on it: nobody above would tell.
+                None => listed = rustix::fs::fstat(&here).map_err(at_root("examine"))?,
+                Some(_) => watcher.into_iter().for_each(Watcher::give_up),
+            }
+        }
         let frame = Frame {
             name: Arc::default(),
-            listed: stat,
+            listed,
             entries: Vec::new(),
             pending: Vec::new(),
             lifted,
-            earlier: earlier.map(|(node, _)| node.clone()),
+            earlier: earlier.cloned(),
+            watch,
         };
-        let earlier_read_at = earlier.map_or(0, |(_, read_at)| read_at);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(Self { limits, begun, earlier_read_at, frames: vec![frame], here, counted: Arc::default(), threads })
+        Ok(Self { limits, begun, watcher, frames: vec![frame], here, counted: Arc::default(), threads })
     }
 
     /// Another one at the same place, for another thread: it reads what it is given, and counts with this one.
@@ -238,6 +261,7 @@ impl<'a> Scanner<'a> {
             // Whoever lifted it sets it back.
             lifted: None,
             earlier: frame.earlier.clone(),
+            watch: frame.watch,
         });
         Ok(Self { frames: frames.collect(), here, counted: Arc::clone(&self.counted), threads: 1, ..*self })
     }
@@ -334,6 +358,10 @@ impl<'a> Scanner<'a> {
         Ok(nodes)
     }
 
+    fn changed(&self, name: &[u8]) -> TreeError {
+        TreeError::Changed { path: self.path(name) }
+    }
+
     fn panicked(&self) -> TreeError {
         let source = io::Error::other("a reading thread panicked");
         TreeError::Io { action: "read", path: self.path(b""), source }
@@ -349,8 +377,9 @@ impl<'a> Scanner<'a> {
             self.set_mode(&name, &listed, mode)?;
         }
         self.here = opened?;
+        let watch = self.watcher.and_then(|watcher| watcher.watch(self.here.as_fd()));
         let earlier = self.earlier_entry(&name).cloned();
-        self.frames.push(Frame { name, listed, entries: Vec::new(), pending: Vec::new(), lifted, earlier });
+        self.frames.push(Frame { name, listed, entries: Vec::new(), pending: Vec::new(), lifted, earlier, watch });
         self.list()
     }
 
@@ -371,7 +400,7 @@ impl<'a> Scanner<'a> {
         if let Some(up) = up {
             self.here = up;
         }
-        Ok(Node::directory(frame.name, permission_bits(&frame.listed), stamp, frame.entries))
+        Ok(Node::directory(frame.name, permission_bits(&frame.listed), stamp, frame.entries).watched(frame.watch))
     }
 
     fn open_parent(&self, expected: &Stamp) -> Result<OwnedFd, TreeError> {
@@ -451,11 +480,7 @@ impl<'a> Scanner<'a> {
 
     /// The file as the earlier scan read it, if it is certainly the same.
     fn unchanged(&self, name: &[u8], stat: &Stat) -> Option<Node> {
-        let node = self.earlier_entry(name).filter(|node| node.kind == EntryKind::File)?;
-        let stamp = Stamp::of(stat);
-        let is_settled = stamp.ctime.0.max(stamp.mtime.0).saturating_add(RACY_SECONDS) < self.earlier_read_at;
-        let same = node.stamp == stamp && is_settled && node.mode == permission_bits(stat);
-        same.then(|| node.clone())
+        self.earlier_entry(name).filter(|node| node.is_still(&Stamp::of(stat), permission_bits(stat))).cloned()
     }
 
     fn read_special(&self, name: Arc<[u8]>, kind: EntryKind, stat: &Stat) -> Result<Node, TreeError> {
@@ -528,7 +553,8 @@ impl<'a> Scanner<'a> {
             }
         }
         let content = hasher.finalize().into();
-        Ok(Node::leaf(name.clone(), EntryKind::File, permission_bits(stat), length, content, stamp))
+        let node = Node::leaf(name.clone(), EntryKind::File, permission_bits(stat), length, content, stamp);
+        Ok(node.read_at(self.begun))
     }
 
     fn count_bytes(&self, more: u64) -> Result<(), TreeError> {
@@ -850,14 +876,20 @@ mod tests {
         let d = earlier.root.entry(b"d").unwrap().clone();
         let mut file = d.entry(b"file").unwrap().clone();
         file.content = [7; 32];
-        let d = Node::directory(d.name.clone(), d.mode, d.stamp, vec![file]);
-        let root = &earlier.root;
-        earlier.root = Node::directory(root.name.clone(), root.mode, root.stamp, vec![d]);
-        let taken_over = earlier.digest();
-
-        assert_eq!(rescan_after(&earlier).unwrap().digest(), honest, "within a tick of the scan");
+        let mut replace = |file: &Node| {
+            let directory = Node::directory(d.name.clone(), d.mode, d.stamp, vec![file.clone()]);
+            let root = &earlier.root;
+            earlier.root = Node::directory(root.name.clone(), root.mode, root.stamp, vec![directory]);
+            earlier.clone()
+        };
+        let racy = replace(&file);
+        assert!(file.is_restless());
+        assert_eq!(rescan_after(&racy).unwrap().digest(), honest, "within a tick of the scan");
         // The change time is the kernel's and cannot be set back, so the earlier scan is moved forward instead.
-        earlier.read_at += 3600;
+        let settled = file.read_at(now() + 3600);
+        assert!(!settled.is_restless());
+        let earlier = replace(&settled);
+        let taken_over = earlier.digest();
         assert_eq!(rescan_after(&earlier).unwrap().digest(), taken_over);
         // The same length and time of modification: the change time tells.
         let modified = fs::metadata(dir.path().join("d/file")).unwrap().modified().unwrap();

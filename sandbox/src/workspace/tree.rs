@@ -30,7 +30,12 @@ pub(crate) struct Stamp {
     pub(crate) size: i64,
     pub(crate) mtime: (i64, u64),
     pub(crate) ctime: (i64, u64),
+    /// Whether it has more than one name.
+    pub(crate) is_linked: bool,
 }
+
+/// File times closer than this to the time of reading, in seconds, do not prove that a file is unchanged.
+const RACY_SECONDS: i64 = 2;
 
 impl Stamp {
     pub(crate) const fn of(stat: &Stat) -> Self {
@@ -40,7 +45,13 @@ impl Stamp {
             size: stat.st_size,
             mtime: (stat.st_mtime, stat.st_mtime_nsec),
             ctime: (stat.st_ctime, stat.st_ctime_nsec),
+            is_linked: stat.st_nlink > 1,
         }
+    }
+
+    /// Whether whoever read the file at that time, in seconds of the real-time clock, would see by its times that it has changed since.
+    pub(crate) fn is_settled(&self, read_at: i64) -> bool {
+        self.ctime.0.max(self.mtime.0).saturating_add(RACY_SECONDS) < read_at
     }
 
     /// Whether both are of one file, whatever happened to it meanwhile.
@@ -62,8 +73,17 @@ pub(crate) struct Node {
     pub(crate) content: [u8; 32],
     /// As it was when the entry was read.
     pub(crate) stamp: Stamp,
+    /// When a file's reading began, or earlier, in seconds of the real-time clock: one that changed later than shortly before may
+    /// have changed again unnoticed.
+    read_at: i64,
+    /// What tells of changes in a directory, since before it was listed.
+    watch: Option<Watch>,
     entries: Option<Arc<Entries>>,
 }
+
+/// A watch on a directory, by its number among those of one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Watch(pub(crate) i32);
 
 /// A directory's entries, sorted by name.
 #[derive(Debug, Default)]
@@ -71,6 +91,10 @@ struct Entries {
     nodes: Vec<Node>,
     /// How many lie in it and below.
     count: usize,
+    /// The bytes of all files in it and below.
+    bytes: u64,
+    /// How many entries in it may change without a watch telling, see [`Node::is_restless`].
+    restless: usize,
 }
 
 impl Drop for Entries {
@@ -86,7 +110,7 @@ impl Drop for Entries {
 }
 
 impl Node {
-    /// An entry that is no directory.
+    /// An entry that is no directory, read at no known time.
     pub(crate) const fn leaf(
         name: Arc<[u8]>,
         kind: EntryKind,
@@ -95,7 +119,21 @@ impl Node {
         content: [u8; 32],
         stamp: Stamp,
     ) -> Self {
-        Self { name, kind, mode, bytes, content, stamp, entries: None }
+        Self { name, kind, mode, bytes, content, stamp, read_at: i64::MIN, watch: None, entries: None }
+    }
+
+    /// The entry with the time at which its reading began.
+    #[must_use]
+    pub(crate) const fn read_at(mut self, time: i64) -> Self {
+        self.read_at = time;
+        self
+    }
+
+    /// The directory with the watch that was on it before it was listed.
+    #[must_use]
+    pub(crate) const fn watched(mut self, watch: Option<Watch>) -> Self {
+        self.watch = watch;
+        self
     }
 
     /// A directory of these entries, in any order.
@@ -107,8 +145,11 @@ impl Node {
         }
         let content = hasher.finalize().into();
         let count = entries.iter().map(|entry| 1 + entry.count_below()).sum();
-        let entries = Some(Arc::new(Entries { nodes: entries, count }));
-        Self { name, kind: EntryKind::Directory, mode, bytes: 0, content, stamp, entries }
+        let bytes = entries.iter().map(Self::file_bytes).fold(0, u64::saturating_add);
+        let restless = entries.iter().map(Self::restless).sum();
+        let entries = Some(Arc::new(Entries { nodes: entries, count, bytes, restless }));
+        let kind = EntryKind::Directory;
+        Self { name, kind, mode, bytes: 0, content, stamp, read_at: i64::MIN, watch: None, entries }
     }
 
     /// A directory's entries, sorted by name; none of anything else.
@@ -120,6 +161,55 @@ impl Node {
     pub(crate) fn entry(&self, name: &[u8]) -> Option<&Self> {
         let entries = self.entries();
         entries.binary_search_by(|entry| (*entry.name).cmp(name)).ok().map(|index| &entries[index])
+    }
+
+    /// The watch on a directory.
+    pub(crate) const fn watch(&self) -> Option<Watch> {
+        self.watch
+    }
+
+    /// Whether a file with this stamp and mode is certainly the one that was read here.
+    pub(crate) fn is_still(&self, stamp: &Stamp, mode: u16) -> bool {
+        self.kind == EntryKind::File && self.stamp == *stamp && stamp.is_settled(self.read_at) && self.mode == mode
+    }
+
+    /// Whether an entry must be looked at although no watch has told of it: a directory that is not watched; what has another
+    /// name, by which it may be changed; a file whose times do not prove yet that it was read as it is.
+    pub(crate) fn is_restless(&self) -> bool {
+        match self.kind {
+            EntryKind::Directory => self.watch.is_none(),
+            EntryKind::File => self.is_linked() || !self.stamp.is_settled(self.read_at),
+            _ => self.is_linked(),
+        }
+    }
+
+    /// How many entries here and below are restless.
+    pub(crate) fn restless(&self) -> usize {
+        self.entries.as_ref().map_or(0, |entries| entries.restless) + usize::from(self.is_restless())
+    }
+
+    /// The entry and all below it.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Self> {
+        let mut pending = vec![self];
+        std::iter::from_fn(move || {
+            let node = pending.pop()?;
+            pending.extend(node.entries());
+            Some(node)
+        })
+    }
+
+    /// Whether it is no directory and has another name.
+    pub(crate) const fn is_linked(&self) -> bool {
+        self.stamp.is_linked && !self.is_directory()
+    }
+
+    /// The bytes of all files here and below.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        match &self.entries {
+            Some(entries) => entries.bytes,
+            None if self.kind == EntryKind::File => self.bytes,
+            None => 0,
+        }
     }
 
     pub(crate) const fn is_directory(&self) -> bool {
@@ -173,15 +263,12 @@ pub struct Tree {
     pub(crate) root: Node,
     /// How many entries it has, its root not counted.
     entries: usize,
-    /// When reading began, in seconds of the real-time clock: an entry that changed later than shortly before may have
-    /// changed again unnoticed.
-    pub(crate) read_at: i64,
 }
 
 impl Tree {
-    pub(crate) fn new(root: Node, read_at: i64) -> Self {
+    pub(crate) fn new(root: Node) -> Self {
         let entries = root.count_below();
-        Self { root, entries, read_at }
+        Self { root, entries }
     }
 
     /// The tree's digest.

@@ -93,14 +93,13 @@ pub(crate) fn read(
     base: &Tree,
     limits: &TreeLimits,
 ) -> Result<Staged, StageError> {
-    let mut reader = Reader { limits, base_read_at: base.read_at, steps: Vec::new(), deleted: 0, path: Vec::new() };
+    let mut reader = Reader { limits, steps: Vec::new(), deleted: 0, path: Vec::new() };
     let root = reader.merge_readable(workspace, upper, &base.root)?;
-    Ok(Staged { after: Tree::new(root, base.read_at), steps: reader.steps })
+    Ok(Staged { after: Tree::new(root), steps: reader.steps })
 }
 
 struct Reader<'a> {
     limits: &'a TreeLimits,
-    base_read_at: i64,
     steps: Vec<Step>,
     deleted: u32,
     /// Where the reader stands.
@@ -145,7 +144,8 @@ impl Reader<'_> {
         self.within(base, mode, inner);
         let kept = base.entries().iter().filter(|entry| !changed.contains_key(&entry.name)).cloned();
         let entries = kept.chain(changed.values().flatten().cloned()).collect();
-        Ok(Node::directory(base.name.clone(), mode, base.stamp, entries))
+        // It stays the directory that it is, and its watch stays on it.
+        Ok(Node::directory(base.name.clone(), mode, base.stamp, entries).watched(base.watch()))
     }
 
     /// Adds the steps inside a directory, its mode lifted around them if need be, and its new mode.
@@ -266,7 +266,7 @@ impl Reader<'_> {
 
     /// What the call replaced or deleted, read again: it must be what the call saw.
     fn as_it_is(&self, workspace: BorrowedFd<'_>, base: &Node, old: &Node) -> Result<Node, StageError> {
-        match read_entry(workspace, &old.name, self.limits, Some((base, self.base_read_at))) {
+        match read_entry(workspace, &old.name, self.limits, Some(base)) {
             Ok(now) if now.is_same_tree(old) && now.stamp.is_same_file(&old.stamp) => Ok(now),
             Ok(_) | Err(TreeError::Changed { .. }) => Err(self.conflict()),
             Err(error) => Err(error.into()),

@@ -18,10 +18,11 @@ use crate::workspace::view;
 
 const OWNER: Owner = Owner { uid: 61_250, gid: 61_251 };
 const SANDBOX: u32 = 77_778;
-const LIMITS: TreeLimits = TreeLimits { entries: 10_000, bytes: 1 << 30, depth: 50, unreadable: Unreadable::Lift };
+pub(crate) const LIMITS: TreeLimits =
+    TreeLimits { entries: 10_000, bytes: 1 << 30, depth: 50, unreadable: Unreadable::Lift };
 
 #[derive(Clone, Debug)]
-enum Edit {
+pub(crate) enum Edit {
     Write(usize, u8),
     /// Replace by renaming a new file over it, as editors do.
     Save(usize, u8),
@@ -36,7 +37,7 @@ enum Edit {
 
 const PATHS: [&str; 11] = ["a", "b", "d", "d/a", "d/b", "d/d", "d/d/a", "d/d/b", "d-", "e", "e/d"];
 
-fn edit() -> impl Strategy<Value = Edit> {
+pub(crate) fn edit() -> impl Strategy<Value = Edit> {
     let path = 0..PATHS.len();
     prop_oneof![
         3 => (path.clone(), 0..3u8).prop_map(|(path, content)| Edit::Write(path, content)),
@@ -53,7 +54,7 @@ fn edit() -> impl Strategy<Value = Edit> {
 }
 
 /// Edits that cannot be done leave the tree as it is.
-fn make(dir: &Path, edit: &Edit) {
+pub(crate) fn make(dir: &Path, edit: &Edit) {
     let at = |index: &usize| dir.join(PATHS[*index]);
     let _ = match edit {
         // Opening a FIFO would wait for a reader.
@@ -96,13 +97,13 @@ fn as_user(id: u32, group: u32, action: impl FnOnce()) {
 }
 
 /// A workspace of a user's, with its staging directory beside it.
-struct Bench {
+pub(crate) struct Bench {
     dir: TempDir,
     staging: WorkspaceStaging,
 }
 
 impl Bench {
-    fn new(edits: &[Edit]) -> Self {
+    pub(crate) fn new(edits: &[Edit]) -> Self {
         // In memory: hundreds of crashes would otherwise wait for as many writes to disk.
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
@@ -116,8 +117,18 @@ impl Bench {
         Self { dir, staging }
     }
 
+    /// Where the workspace lies.
+    pub(crate) fn place(&self) -> std::path::PathBuf {
+        self.dir.path().join("workspace")
+    }
+
+    /// Where the layers lie.
+    pub(crate) fn files(&self) -> BorrowedFd<'_> {
+        self.staging.files()
+    }
+
     fn workspace(&self) -> File {
-        File::open(self.dir.path().join("workspace")).unwrap()
+        File::open(self.place()).unwrap()
     }
 
     fn digest(&self) -> Digest {
@@ -125,7 +136,7 @@ impl Bench {
     }
 
     /// Runs edits as a call's sandbox would; yields the tree's digest as the sandbox leaves it.
-    fn call(&self, number: u64, edits: &[Edit]) -> Digest {
+    pub(crate) fn call(&self, number: u64, edits: &[Edit]) -> Digest {
         self.call_with(number, |view| edits.iter().for_each(|edit| make(view, edit)))
     }
 
@@ -168,7 +179,7 @@ fn without_set_id(tree: &Tree) -> Digest {
             Node::leaf(node.name.clone(), node.kind, mode, node.bytes, node.content, node.stamp)
         }
     }
-    Tree::new(strip(&tree.root), 0).digest()
+    Tree::new(strip(&tree.root)).digest()
 }
 
 /// Modes of the first edits may carry set-id bits that no commit touches; only the second edits' count.

@@ -137,6 +137,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_statx,
     libc::SYS_fstatfs,
     libc::SYS_getdents64,
+    libc::SYS_inotify_add_watch,
+    libc::SYS_inotify_rm_watch,
     libc::SYS_openat,
     libc::SYS_openat2,
     libc::SYS_readlinkat,

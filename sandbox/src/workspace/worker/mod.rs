@@ -8,7 +8,7 @@
 //!   Confine (+ staging) ──────▶  Landlock: only beneath these two; seccomp: only what reading and renaming takes
 //!   Lock   ───────────────────▶
 //!          ◀─ Locked, Busy ───  whether the workspace is this job's
-//!   Scan   ───────────────────▶
+//!   Scan, ScanWhole ──────────▶
 //!          ◀─ Scanned ────────  digest of the tree as it is now; the last two trees are kept
 //!   Compare ──────────────────▶
 //!          ◀─ Compared ───────  what differs between them
@@ -410,7 +410,8 @@ mod tests {
                 .collect();
             open.sort();
             let null = PathBuf::from("/dev/null");
-            let mut expected = vec![null.clone(), null.clone(), null, dir.path().to_owned()];
+            let watches = PathBuf::from("anon_inode:inotify");
+            let mut expected = vec![null.clone(), null.clone(), null, dir.path().to_owned(), watches];
             expected.sort();
             assert_eq!(open, expected);
             assert_eq!(rustix::fs::fstat(&handed_up).unwrap().st_ino, fs::metadata(dir.path()).unwrap().ino());
@@ -461,6 +462,45 @@ mod tests {
         assert_eq!((changes.created.len(), changes.modified.len(), changes.deleted.len()), (1, 1, 0));
         let by_hand = super::super::scan::scan(fs::File::open(dir.path()).unwrap().as_fd(), &LIMITS).unwrap();
         assert_eq!(by_hand.digest(), after);
+    }
+
+    #[test]
+    fn it_watches_each_directory_and_what_it_tells_is_what_a_whole_reading_finds() {
+        let dir = workspace_of(UID);
+        let make = |name: &str, mode: u32| {
+            fs::create_dir_all(dir.path().join(name)).unwrap();
+            own(&dir.path().join(name), UID);
+            write(&dir.path().join(name).join("file"), name, UID);
+            fs::set_permissions(dir.path().join(name), Permissions::from_mode(mode)).unwrap();
+        };
+        make("open", 0o755);
+        make("closed", 0o000);
+        let (mut worker, _) = opened(UID, dir.path());
+        let agree = |worker: &mut Worker| {
+            let (again, whole) = (scanned(worker), ask(worker, &Request::ScanWhole));
+            let Answer::Scanned { digest, unattributed, .. } = whole else { panic!("{whole:?}") };
+            assert_eq!((again, unattributed), (digest, Vec::new()));
+            again
+        };
+        let first = agree(&mut worker);
+        let watched = || {
+            let descriptors = fs::read_dir(process_of(&worker).join("fdinfo")).unwrap();
+            let told = descriptors.map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap());
+            told.map(|told| told.matches("inotify wd:").count()).sum::<usize>()
+        };
+        assert_eq!(watched(), 3);
+        write(&dir.path().join("closed/file"), "changed", UID);
+        let second = agree(&mut worker);
+        make("closed/below", 0o500);
+        make("open/below", 0o111);
+        let third = agree(&mut worker);
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o750)).unwrap();
+        fs::remove_dir_all(dir.path().join("open")).unwrap();
+        let fourth = agree(&mut worker);
+        assert_eq!(
+            std::collections::BTreeSet::from([first, second, third, fourth].map(|one| one.to_string())).len(),
+            4
+        );
     }
 
     #[test]
@@ -609,6 +649,21 @@ mod tests {
         assert_eq!(scanned(&mut worker), after);
         assert!(matches!(ask(&mut worker, &Request::TakeBack { layer: 1 }), Answer::Done));
         assert_eq!(scanned(&mut worker), before);
+
+        // Somebody changes something else between a commit's preparation and its end, and it is read in between.
+        layer(3);
+        assert!(matches!(
+            ask(&mut worker, &Request::Prepare { layer: 3, protect: Vec::new() }),
+            Answer::Prepared { .. }
+        ));
+        fs::create_dir(path.join("outside")).unwrap();
+        let Answer::Scanned { unattributed, .. } = ask(&mut worker, &Request::Scan) else { panic!() };
+        assert_eq!(unattributed.len(), 1);
+        assert!(matches!(ask(&mut worker, &Request::Apply { layer: 3 }), Answer::Done));
+        let Answer::Scanned { digest, unattributed, .. } = ask(&mut worker, &Request::Scan) else { panic!() };
+        assert_eq!(unattributed.len(), 1, "not lost");
+        let by_hand = super::super::scan::scan(fs::File::open(&path).unwrap().as_fd(), &LIMITS).unwrap();
+        assert_eq!(digest, by_hand.digest());
 
         // A change from outside, to a file that the next call changes as well.
         layer(2);

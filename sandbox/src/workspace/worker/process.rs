@@ -14,10 +14,11 @@ use super::wire::{self, Confine, LockKind, Message, Request, WireError};
 use super::{Credentials, confine};
 use crate::policy::ProtectRule;
 use crate::sys::worker_process::keep_only;
+use crate::workspace::attention::{Attention, Care};
 use crate::workspace::changes;
 use crate::workspace::commit::{CallStaging, CommitError, Prepared};
 use crate::workspace::rollback;
-use crate::workspace::scan::{TreeLimits, rescan};
+use crate::workspace::scan::TreeLimits;
 use crate::workspace::tree::Tree;
 
 /// The exit status of a worker that could not serve; the launcher sees only that it has gone.
@@ -64,9 +65,11 @@ fn serve(
         (Confine::Workspace, None) | (Confine::WithStaging, Some(_)) => {}
         _ => return Err(WireError::DescriptorMissing.into()),
     }
+    let attention = Attention::to(dir.as_fd());
     confine::restrict(dir.as_fd(), staging.as_ref().map(AsFd::as_fd))
         .map_err(|error| ServeError::Refused { code: Code::InternalLogicError, message: in_words(&error) })?;
-    let mut session = Session { dir, lock: None, staging, limits, earlier: None, latest: None, prepared: None };
+    let mut session =
+        Session { dir, lock: None, staging, limits, attention, earlier: None, latest: None, scans: 0, prepared: None };
     while let Some(request) = receive(socket)? {
         let message = session.answer(&request);
         match send(socket, &message) {
@@ -101,10 +104,20 @@ struct Session {
     lock: Option<OwnedFd>,
     staging: Option<OwnedFd>,
     limits: TreeLimits,
+    attention: Attention,
     earlier: Option<Tree>,
     latest: Option<Tree>,
-    /// The workspace as it will be once this layer is applied.
-    prepared: Option<(u64, Tree)>,
+    /// How often the workspace was read.
+    scans: u64,
+    prepared: Option<Outlook>,
+}
+
+/// The workspace as it will be once a layer is applied.
+struct Outlook {
+    layer: u64,
+    tree: Tree,
+    /// How often it had been read when this was prepared.
+    scans: u64,
 }
 
 impl Session {
@@ -115,7 +128,8 @@ impl Session {
                 self.lock = None;
                 Ok(Message::Done)
             }
-            Request::Scan => self.scan(),
+            Request::Scan => self.scan(Care::Changes),
+            Request::ScanWhole => self.scan(Care::Whole),
             Request::Compare => self.compare(),
             Request::Prepare { layer, protect } => self.prepare(*layer, protect),
             Request::Apply { layer } => self.apply(*layer),
@@ -131,13 +145,16 @@ impl Session {
         })
     }
 
-    fn scan(&mut self) -> Answered {
-        let tree = rescan(self.dir.as_fd(), &self.limits, self.latest.as_ref())
+    fn scan(&mut self, care: Care) -> Answered {
+        let tree = self
+            .attention
+            .examine(self.dir.as_fd(), &self.limits, self.latest.as_ref(), care)
             .map_err(|error| Failure::new(error.code(), in_words(&error)))?;
         let changed = self.latest.as_ref().map(|known| changes::compare(known, &tree)).unwrap_or_default();
         let unattributed = changed.created.into_iter().chain(changed.modified).chain(changed.deleted).collect();
         let message = Message::Scanned { digest: tree.digest(), entries: tree.len() as u64, unattributed };
         self.earlier = self.latest.replace(tree);
+        self.scans += 1;
         Ok(message)
     }
 
@@ -183,7 +200,7 @@ impl Session {
         let call = CallStaging::open(self.files()?, layer).map_err(refused)?;
         let Prepared { before, after, changes, tree } =
             call.prepare(self.dir.as_fd(), base, &self.limits, protect).map_err(refused)?;
-        self.prepared = Some((layer, tree));
+        self.prepared = Some(Outlook { layer, tree, scans: self.scans });
         Ok(Message::Prepared { before, after, changes })
     }
 
@@ -192,8 +209,12 @@ impl Session {
         if let Err(error) = call.apply(self.dir.as_fd(), |_| ()) {
             return given_up(error);
         }
-        if let Some((_, tree)) = self.prepared.take_if(|(prepared, _)| *prepared == layer) {
+        if let Some(Outlook { tree, scans, .. }) = self.prepared.take_if(|prepared| prepared.layer == layer) {
             self.earlier = self.latest.replace(tree);
+            // What was read in between was looked at, and is not in this tree.
+            if scans != self.scans {
+                self.attention.doubt();
+            }
         }
         Ok(Message::Done)
     }
@@ -219,7 +240,7 @@ impl Session {
     }
 
     fn remove(&mut self, layer: u64) -> Answered {
-        self.prepared.take_if(|(prepared, _)| *prepared == layer);
+        self.prepared.take_if(|prepared| prepared.layer == layer);
         CallStaging::remove(self.files()?, layer).map_err(refused)?;
         Ok(Message::Done)
     }

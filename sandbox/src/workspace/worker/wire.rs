@@ -28,8 +28,10 @@ const MAX_READ: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Read the tree as it is now.
+    /// Read the tree as it is now, as far as it may have changed.
     Scan,
+    /// Read all of it.
+    ScanWhole,
     /// Take the workspace's lock, or change how it is held, without waiting.
     Lock(LockKind),
     /// Give the lock back.
