@@ -218,6 +218,20 @@ fn a_job_goes_on_after_a_late_conflict_and_its_model_is_told() {
 #[test]
 fn a_late_conflict_of_a_rollback_takes_its_receipt_back() {
     needs!(requirements());
+    conflict_of_a_rollback("gone", &|workspace| fs::write(workspace.join("gone"), "of the user").unwrap());
+}
+
+#[test]
+fn a_file_put_in_place_of_one_that_a_rollback_moves_is_a_conflict_at_once() {
+    needs!(requirements());
+    conflict_of_a_rollback("kept", &|workspace| {
+        fs::write(workspace.join("new"), "of the user").unwrap();
+        fs::rename(workspace.join("new"), workspace.join("kept")).unwrap();
+    });
+}
+
+/// Somebody writes a file between a rollback's receipt and the rollback.
+fn conflict_of_a_rollback(name: &str, write: &dyn Fn(&Path)) {
     let site = site();
     let daemon = Daemon::start(&site);
     let workspace = filled(&site, 0);
@@ -238,20 +252,33 @@ fn a_late_conflict_of_a_rollback_takes_its_receipt_back() {
         held.replace(HeldLedger::hold(&site));
         drop(holder);
         eventually("a prepared rollback", PATIENCE, || is_prepared(&site, "rollback"));
-        fs::write(workspace.join("gone"), "of the user").unwrap();
+        write(&workspace);
         held.take().unwrap().release();
         rolling.join().unwrap()
     });
     let problem: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", shown(&output)));
     assert_eq!(problem["code"], "WORKSPACE_CONFLICT", "{problem}\n{}", daemon.log());
-    assert_eq!(fs::read_to_string(workspace.join("kept")).unwrap(), "x\n");
-    assert_eq!(fs::read_to_string(workspace.join("made")).unwrap(), "y\n");
-    assert_eq!(fs::read_to_string(workspace.join("gone")).unwrap(), "of the user");
+    let assert_unmoved = || {
+        for (file, after_the_call) in [("kept", Some("x\n")), ("made", Some("y\n")), ("gone", None)] {
+            let expected = if file == name { Some("of the user") } else { after_the_call };
+            assert_eq!(fs::read_to_string(workspace.join(file)).ok().as_deref(), expected, "{file}");
+        }
+    };
+    assert_unmoved();
     let rollback = newest();
     let told = receipts(&daemon, &rollback);
     let states: Vec<&Value> = told.iter().filter_map(|receipt| receipt["workspace"].get("state")).collect();
     assert_eq!(states, ["rolled_back", "conflict"]);
     assert_verified(&daemon, &site, &rollback);
+    daemon.stop();
+
+    // It is over: nothing is tried again, and another rollback is refused for the same file.
+    let daemon = Daemon::start(&site);
+    assert_unmoved();
+    let output = daemon.agentctl(&["--json", "rollback", &job, "--to", "0"]).output().unwrap();
+    let problem: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", shown(&output)));
+    assert_eq!(problem["code"], "WORKSPACE_CONFLICT", "{problem}\n{}", daemon.log());
+    assert_unmoved();
     daemon.stop();
 }
 

@@ -284,13 +284,24 @@ impl CallStaging {
         steps.map(|step| places.check(step, direction)).try_for_each(|checked| Ok(checked?))
     }
 
-    /// Takes a carried out commit back and keeps it, so that it can be carried out again.
+    /// Takes a carried out commit back and keeps it, so that it can be carried out again. When something is in the way, it stays
+    /// carried out.
     ///
     /// # Errors
     /// See [`CommitError`].
     pub(crate) fn undo(&self, workspace: BorrowedFd<'_>) -> Result<(), CommitError> {
-        self.take_back(workspace, |_| ())?;
-        Ok(Journal::mark_undone(self.dir.as_fd())?)
+        match self.take_back(workspace, |_| ()) {
+            Ok(()) => Ok(Journal::mark_undone(self.dir.as_fd())?),
+            // Every step is carried out again, but for the one that somebody else's file is in the way of. Carrying that one out
+            // is not tried at the next start: it is done, and what it brought is replaced.
+            Err(CommitError::Apply(error)) => {
+                let journal = Journal::prepared(self.dir.as_fd())?.ok_or(CommitError::NoSuchCommit)?;
+                make_durable(self.places(workspace), &journal.steps).map_err(CommitError::Unsynced)?;
+                Journal::mark_applied(self.dir.as_fd())?;
+                Err(error.into())
+            }
+            Err(other) => Err(other),
+        }
     }
 
     /// Carries a commit out that was taken back.

@@ -231,6 +231,28 @@ proptest! {
     }
 }
 
+#[test]
+fn an_undo_that_meets_a_strange_file_leaves_the_commit_carried_out() {
+    let bench = Bench::new(&[Edit::Write(0, 0), Edit::Write(1, 0)]);
+    let base = bench.base();
+    bench.call(1, &[Edit::Save(0, 1), Edit::Save(1, 1), Edit::Directory(2), Edit::Save(3, 1), Edit::Save(9, 1)]);
+    bench.worker(1, |call, workspace| drop(call.prepare(workspace, &base, &LIMITS, &[]).unwrap()));
+    bench.worker(1, |call, workspace| call.apply(workspace, |_| ()).unwrap());
+    for path in [1, 9] {
+        // Another file in its place.
+        as_user(OWNER.uid, OWNER.gid, || make(&bench.place(), &Edit::Save(path, 2)));
+        let now = bench.digest();
+        bench.worker(1, |call, workspace| {
+            let error = call.undo(workspace).unwrap_err();
+            assert!(error.leaves_nothing(), "{error:?}");
+        });
+        assert_eq!(bench.digest(), now);
+        let dir = journal_dir(&bench);
+        assert!(Journal::applied(dir.as_fd()).unwrap().is_some());
+        assert!(Journal::prepared(dir.as_fd()).unwrap().is_none());
+    }
+}
+
 fn journal_dir(bench: &Bench) -> File {
     File::open(bench.dir.path().join(".agentd-staging/job/files/1")).unwrap()
 }
