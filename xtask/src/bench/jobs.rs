@@ -20,6 +20,8 @@ use crate::project::{self, Profile};
 const TURNS: usize = 40;
 /// How many calls the wide turn has.
 const WIDE: usize = 8;
+/// How many turns the conversation has in which each call changes a file.
+const EDITS: usize = 21;
 /// How often each conversation is held.
 const ROUNDS: usize = 7;
 /// How long the model's server may take to start, and a job to end.
@@ -40,9 +42,11 @@ pub(super) fn install(staged: &Staged, folder: &Path, profile: Profile) -> Resul
     command.arg(&script).stderr(fs::File::create(folder.join("model.log"))?);
     let server = Conversation::start(&mut command)?;
     let base_url = server.hear(PATIENCE)?.context("the scripted model does not start")?;
-    crate::example::copy_tree(&source("tools/nap"), &staged.config().join("tools/nap"))?;
+    for tool in ["edit", "nap"] {
+        crate::example::copy_tree(&source("tools").join(tool), &staged.config().join("tools").join(tool))?;
+    }
     let agent = format!(
-        "version = 1\nname = \"bench\"\ndescription = \"Measured.\"\nsystem_prompt = \"Do what the goal says.\"\ntools = [\"echo_c\", \"nap\"]\n\n\
+        "version = 1\nname = \"bench\"\ndescription = \"Measured.\"\nsystem_prompt = \"Do what the goal says.\"\ntools = [\"echo_c\", \"edit\", \"nap\"]\n\n\
          [model]\nprovider = \"openai\"\nbase_url = \"{base_url}\"\nmodel = \"scripted\"\n\n\
          [goal]\nschema = \"../schemas/bench.json\"\n\n[result]\nschema = \"../schemas/bench.json\"\n\n\
          [budget]\nmax_turns = 100\nmax_tool_calls = 200\n"
@@ -65,6 +69,8 @@ fn conversations() -> String {
     };
     let call = |tool: &str, n: usize| format!("{{ name = \"{tool}\", arguments = {{ n = {n} }} }}");
     converse("many-turns", &(0..TURNS).map(|n| call("echo_c", n)).collect::<Vec<_>>());
+    converse("many-edits", &(0..EDITS).map(|n| call("edit", n)).collect::<Vec<_>>());
+    converse("one-edit", &[call("edit", 0)]);
     converse("one-nap", &[call("nap", 0)]);
     converse("wide-naps", &[(0..WIDE).map(|n| call("nap", n)).collect::<Vec<_>>().join(", ")]);
     text
@@ -79,7 +85,7 @@ pub(super) fn measure(daemon: &Daemon, model: &Model, folder: &Path, effort: Eff
     for round in 0..ROUNDS {
         process::check_interrupt()?;
         // One more turn says that it is done.
-        turn.push(job(daemon, "many-turns")? / (u32::try_from(TURNS)? + 1));
+        turn.push(job(daemon, "many-turns", None)? / (u32::try_from(TURNS)? + 1));
         for _ in 0..effort.rounds.min(TURNS) {
             let start = Instant::now();
             calls::call(daemon.socket(), "echo_c")?;
@@ -88,8 +94,8 @@ pub(super) fn measure(daemon: &Daemon, model: &Model, folder: &Path, effort: Eff
         let (whole, asked) = graph(&python, model, &folder.join(format!("langgraph-{round}.sqlite")))?;
         graph_turn.push(whole);
         graph_asked.push(asked);
-        one.push(job(daemon, "one-nap")?);
-        wide.push(job(daemon, "wide-naps")?);
+        one.push(job(daemon, "one-nap", None)?);
+        wide.push(job(daemon, "wide-naps", None)?);
     }
     let own = |whole: Duration, others: Duration| whole.saturating_sub(others);
     let overhead = own(turn.p50(), direct.p50() + graph_asked.p50());
@@ -116,10 +122,16 @@ pub(super) fn measure(daemon: &Daemon, model: &Model, folder: &Path, effort: Eff
     ])
 }
 
+/// A turn of a job whose call changes a file of the workspace, after the job's first: that has read the workspace whole.
+pub(super) fn later_edit(daemon: &Daemon, workspace: &Path) -> Result<Duration> {
+    let (many, one) = (job(daemon, "many-edits", Some(workspace))?, job(daemon, "one-edit", Some(workspace))?);
+    Ok(many.saturating_sub(one) / (u32::try_from(EDITS)? - 1))
+}
+
 /// From submission to result.
-fn job(daemon: &Daemon, what: &str) -> Result<Duration> {
+fn job(daemon: &Daemon, what: &str, workspace: Option<&Path>) -> Result<Duration> {
     let start = Instant::now();
-    let body = json!({"version": 1, "agent": "bench", "goal": {"do": what}});
+    let body = json!({"version": 1, "agent": "bench", "goal": {"do": what}, "workspace": workspace});
     let accepted = client::request(daemon.socket(), "POST", "/v1/jobs", &body)?;
     let id = accepted["job_id"].as_str().context("a job without id")?;
     let path = format!("/v1/jobs/{id}/result?wait=30");
