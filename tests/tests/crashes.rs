@@ -5,12 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant, SystemTime};
 
 use agentd_tests::daemon::{Daemon, PATIENCE, eventually, shown, signal_process};
+use agentd_tests::far_end::{FarEnd, note};
 use agentd_tests::http_client::{self, Response};
 use agentd_tests::leftovers::{self, Leftover};
 use agentd_tests::model_server::{Call, Conversation, ModelServer, Order, Pace, Reply, Script, Turn};
@@ -65,6 +67,8 @@ enum Step {
     Look { number: u64 },
     /// Lists the workspace. Shell, beside others.
     List { number: u64 },
+    /// Sends its id to a host, which is its effect. Python.
+    Send { id: String },
 }
 
 impl Step {
@@ -76,6 +80,7 @@ impl Step {
             Self::Toggle { .. } => format!("toggle_{way}"),
             Self::Look { .. } => "look".to_owned(),
             Self::List { .. } => "list".to_owned(),
+            Self::Send { .. } => "send".to_owned(),
         }
     }
 
@@ -83,6 +88,7 @@ impl Step {
         match self {
             Self::Append { id, ms } => json!({"id": id, "ms": ms}),
             Self::Count => json!({}),
+            Self::Send { id } => json!({"id": id}),
             Self::Toggle { file } => json!({"file": format!("file-{file}")}),
             Self::Look { number } | Self::List { number } => json!({"number": number}),
         }
@@ -144,12 +150,13 @@ impl Job {
 }
 
 fn step(random: &mut Random, job: u64, number: u64) -> Step {
-    match random.below(8) {
+    match random.below(10) {
         0..=2 => Step::Append { id: format!("{job}-{number}"), ms: random.below(40) },
         3 | 4 => Step::Count,
         5 => Step::Toggle { file: random.below(3) },
         6 => Step::Look { number },
-        _ => Step::List { number },
+        7 => Step::List { number },
+        _ => Step::Send { id: format!("{job}-{number}") },
     }
 }
 
@@ -177,7 +184,7 @@ impl Held {
                     held.files.insert(name);
                 }
             }
-            Step::Look { .. } | Step::List { .. } => {}
+            Step::Look { .. } | Step::List { .. } | Step::Send { .. } => {}
         }
         held
     }
@@ -205,7 +212,33 @@ impl Held {
     }
 }
 
-fn furnish(site: &Site, server: &ModelServer) {
+/// Notes each line that is sent, and says so.
+fn outside() -> FarEnd {
+    FarEnd::start(|mut connection, notes| {
+        let mut sent = String::new();
+        BufReader::new(connection.try_clone()?).read_line(&mut sent)?;
+        // One that is killed between its connection and its line has sent nothing.
+        if sent.ends_with('\n') {
+            note(notes, sent.trim_end());
+        }
+        // It may be killed before it hears that.
+        drop(connection.write_all(b"seen\n"));
+        Ok(())
+    })
+}
+
+fn furnish(site: &Site, server: &ModelServer, outside: &FarEnd) {
+    site.configure("[network.hosts]\n\"web.test\" = [\"127.0.0.1\"]\n");
+    let (port, rule) = (outside.port(), outside.rule());
+    let out = format!("version = 1\nname = \"out\"\nextends = \"network\"\nnetwork_allow = [\"*:*\", {rule:?}]\n");
+    site.write("policies/out.toml", out.as_bytes());
+    let manifest =
+        format!("[execution]\nstateful_action = true\n[sandbox]\npolicy = \"out\"\nhosts = [\"web.test:{port}\"]");
+    let send = format!(
+        "import socket\nend = socket.create_connection(('web.test', {port}))\n\
+         end.sendall((arguments['id'] + '\\n').encode())\nend.makefile().readline()\nreply({{'sent': arguments['id']}})"
+    );
+    site.python_tool("send", &manifest, &send);
     let policy = |name: &str, workspace: &str| {
         let text = format!(
             "version = 1\nname = \"{name}\"\nextends = \"workspace\"\nworkspace = \"{workspace}\"\n\n[[example]]\n\
@@ -250,6 +283,7 @@ fn furnish(site: &Site, server: &ModelServer) {
         "count_direct",
         "look",
         "list",
+        "send",
     ];
     site.agent("worker", &server.base_url(), &tools, "[budget]\nwall_seconds = 3600\n");
 }
@@ -408,7 +442,8 @@ fn whatever_is_killed_whenever_nothing_is_lost_and_nothing_happens_twice() {
     let conversations = jobs.iter().map(Job::conversation).collect();
     let script = Script { order: Order::Transcript, conversations, ..Script::default() };
     let server = ModelServer::start(script).unwrap();
-    furnish(&site, &server);
+    let outside = outside();
+    furnish(&site, &server, &outside);
     let known = jobs.iter().map(|_| Known::default()).collect();
     let mut user = User { jobs, known };
 
@@ -431,22 +466,24 @@ fn whatever_is_killed_whenever_nothing_is_lost_and_nothing_happens_twice() {
     }
     println!("{} jobs, killed: {crashes:?}, in {:?}", user.jobs.len(), begun.elapsed());
     let daemon = Daemon::start(&site);
-    let at_the_end = check(&user, &daemon, &server);
+    let at_the_end = check(&user, &daemon, &server, &outside);
     println!("{at_the_end:?}");
     assert!(crashes.len() == 2 || user.jobs.len() < 50, "only {crashes:?} were killed");
     daemon.stop();
 }
 
 /// How jobs ended, for the log.
-fn check(user: &User, daemon: &Daemon<'_>, server: &ModelServer) -> BTreeMap<String, u32> {
+fn check(user: &User, daemon: &Daemon<'_>, server: &ModelServer, outside: &FarEnd) -> BTreeMap<String, u32> {
     let refusals = server.refusals();
     assert!(refusals.is_empty(), "{refusals:?}");
     let requests: Vec<String> = server
         .requests()
         .iter()
         .filter(|request| matches!(request.reply, Reply::Turn(_)))
-        .map(|request| request.body["messages"].to_string())
+        // A result stands in a string, so that its quotes are escaped.
+        .map(|request| request.body["messages"].to_string().replace('\\', ""))
         .collect();
+    let sent = outside.seen();
     let mut ends = BTreeMap::new();
     let mut ids = BTreeSet::new();
     for (job, known) in user.jobs.iter().zip(&user.known) {
@@ -482,6 +519,18 @@ fn check(user: &User, daemon: &Daemon<'_>, server: &ModelServer) -> BTreeMap<Str
                 let counts = job.steps().filter(|step| matches!(step, Step::Count)).count() as u64;
                 assert!(held.count <= counts, "{held:?} has something twice; {}", about());
             }
+        }
+        let own: Vec<&String> = requests.iter().filter(|request| request.contains(&job.key())).collect();
+        for step in job.steps() {
+            let Step::Send { id } = step else { continue };
+            let happened = sent.iter().filter(|one| *one == id).count();
+            let is_told = own.iter().any(|request| request.contains(&format!("\"sent\":\"{id}\"")));
+            let is_unknown = own.iter().any(|request| request.contains("INTERRUPTED"));
+            assert!(happened <= 1, "{id} was sent {happened} times; {}", about());
+            assert!(happened == 1 || !is_told, "{id} is told and did not happen; {}", about());
+            assert!(is_told || is_unknown || end != "success", "nobody was told of {id}; {}", about());
+            let what = if is_told { "told" } else { "not told" };
+            *ends.entry(format!("sent {happened} times, {what}")).or_default() += 1;
         }
         if known.said && end == "success" {
             let heard = requests.iter().any(|request| request.contains(&job.words()));
