@@ -40,7 +40,7 @@ impl Session {
         let closed = self.closed.take();
         match event {
             Event::NewGoal { goal, agent, budget, workspace, conversation } => {
-                self.messages.clone_from(conversation);
+                self.messages.rewrite(|messages| messages.clone_from(conversation));
                 for message in conversation {
                     if let Message::Assistant(said) = message {
                         self.find(said.calls.iter().map(|call| call.tool.as_str()));
@@ -128,13 +128,19 @@ impl Session {
                 self.phase = Phase::Planning;
             }
             Event::ContextCompacted { superseded, evicted, remembered, effective } => {
-                self.compaction.applied(&mut self.messages, superseded, *evicted, remembered, *effective);
+                let compaction = &mut self.compaction;
+                self.messages.rewrite(|messages| {
+                    compaction.applied(messages, superseded, *evicted, remembered, *effective);
+                });
                 self.compaction.at(self.used.turns);
                 self.counted = None;
             }
             Event::ContextSummarised { evicted, summary, remembered, effective, spent, .. } => {
                 self.spend(spent);
-                self.compaction.summarised(&mut self.messages, *evicted, summary, remembered, *effective);
+                let compaction = &mut self.compaction;
+                self.messages.rewrite(|messages| {
+                    compaction.summarised(messages, *evicted, summary, remembered, *effective);
+                });
                 self.compaction.at(self.used.turns);
                 self.summaries.succeeded(self.used.turns);
                 self.counted = None;

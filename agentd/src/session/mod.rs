@@ -27,6 +27,7 @@ pub mod budget;
 pub mod completion;
 pub mod conclude;
 pub mod context;
+mod conversation;
 mod dangling;
 pub mod decide;
 pub mod event;
@@ -61,7 +62,7 @@ use event::{CallRecord, Interruption, PlannedCall, Refusal};
 pub struct Session {
     phase: Phase,
     began: Option<Began>,
-    messages: Vec<Message>,
+    messages: conversation::Conversation,
     asking: bool,
     batch: Vec<BatchCall>,
     observed: Option<Observation>,
@@ -185,7 +186,7 @@ impl Session {
         Self {
             phase: Phase::Idle,
             began: None,
-            messages: Vec::new(),
+            messages: conversation::Conversation::new(),
             asking: false,
             batch: Vec::new(),
             observed: None,
@@ -348,7 +349,7 @@ impl Session {
             Some(counted) => (counted.tokens, counted.messages),
             None => ((system.len() as u64).div_ceil(3), 0),
         };
-        self.messages.iter().skip(from).map(Message::estimated_tokens).fold(counted, u64::saturating_add)
+        counted.saturating_add(self.messages.tokens_from(from))
     }
 
     /// Whether a budget, this one instead of its own, allows the job another turn now.

@@ -370,11 +370,13 @@ mod tests {
     fn what_a_later_result_replaces_is_not_summed_up() {
         let agent = worker();
         let mut session = long_session(&agent, 6);
-        for message in &mut session.messages {
-            if let Message::Assistant(said) = message {
-                said.calls[0].arguments = Arguments::Object(json!({"n": said.calls[0].id == "c5"}));
+        session.messages.rewrite(|messages| {
+            for message in messages {
+                if let Message::Assistant(said) = message {
+                    said.calls[0].arguments = Arguments::Object(json!({"n": said.calls[0].id == "c5"}));
+                }
             }
-        }
+        });
         let job = toolproto::ids::JobId::from_u128(1);
         let actions = decide(&session, &agent, &scripted::tools(), job, Duration::ZERO);
         let [Action::Append(event)] = actions.as_slice() else { panic!("{actions:?}") };
