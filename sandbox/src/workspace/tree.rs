@@ -152,6 +152,12 @@ impl Node {
         Self { name, kind, mode, bytes: 0, content, stamp, read_at: i64::MIN, watch: None, entries }
     }
 
+    /// The directory with another mode and stamp; what lies in it is the same.
+    #[must_use]
+    pub(crate) fn renewed(&self, mode: u16, stamp: Stamp) -> Self {
+        Self { mode, stamp, ..self.clone() }
+    }
+
     /// A directory's entries, sorted by name; none of anything else.
     pub(crate) fn entries(&self) -> &[Self] {
         self.entries.as_ref().map_or(&[], |entries| &entries.nodes)

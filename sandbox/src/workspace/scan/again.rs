@@ -49,14 +49,11 @@ struct Examiner<'a> {
 
 impl Examiner<'_> {
     fn root(&mut self, known: &Node, marks: &Marks) -> Result<Tree, TreeError> {
-        let (stat, watch) = match self.scanner.frames.first() {
-            Some(Frame { listed, watch: Some(watch), lifted: None, .. }) if known.watch() == Some(*watch) => {
-                (*listed, Some(*watch))
-            }
+        let stat = match self.scanner.frames.first() {
+            Some(Frame { listed, watch: Some(watch), lifted: None, .. }) if known.watch() == Some(*watch) => *listed,
             _ => return Err(self.scanner.changed(b"")),
         };
-        let entries = self.entries(known, marks)?;
-        let root = Node::directory(Arc::default(), permission_bits(&stat), Stamp::of(&stat), entries).watched(watch);
+        let root = self.renewed(known, &stat, marks)?;
         let limits = self.scanner.limits;
         let (entries, bytes) = (root.count_below() as u64, root.file_bytes());
         if entries > limits.entries {
@@ -66,6 +63,16 @@ impl Examiner<'_> {
             return Err(TreeError::TooManyBytes(limits.bytes));
         }
         Ok(Tree::new(root))
+    }
+
+    /// The directory where the scanner stands, with the watch that it had.
+    fn renewed(&mut self, known: &Node, stat: &Stat, marks: &Marks) -> Result<Node, TreeError> {
+        let (mode, stamp) = (permission_bits(stat), Stamp::of(stat));
+        if marks.below.is_empty() {
+            return Ok(known.renewed(mode, stamp));
+        }
+        let entries = self.entries(known, marks)?;
+        Ok(Node::directory(Arc::clone(&known.name), mode, stamp, entries).watched(known.watch()))
     }
 
     /// The entries of the directory where the scanner stands.
@@ -172,9 +179,9 @@ impl Examiner<'_> {
             earlier: Some(known.clone()),
             watch,
         });
-        let entries = self.entries(known, marks)?;
+        let node = self.renewed(known, stat, marks)?;
         self.scanner.frames.pop();
         self.scanner.here = above;
-        Ok(Some(Node::directory(Arc::clone(name), permission_bits(stat), Stamp::of(stat), entries).watched(watch)))
+        Ok(Some(node))
     }
 }
