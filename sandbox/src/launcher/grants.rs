@@ -61,8 +61,10 @@ pub enum Asked {
     LockAgain,
     /// To give it back.
     Unlock,
-    /// To read the tree before a call.
+    /// To read the tree before a call, as far as it may have changed.
     Before(CallId),
+    /// To read all of it before a call.
+    WholeBefore(CallId),
     /// To read it after.
     After(CallId),
     /// To compare both.
@@ -233,8 +235,7 @@ impl Workspace {
     pub fn ask_under(&mut self, asked: Asked, protect: &[ProtectRule], now: Instant) -> Result<(), WorkerError> {
         let request = match asked {
             Asked::Open | Asked::Before(_) => Request::Scan,
-            // What a tool wrote to the workspace itself is its own to the last byte.
-            Asked::After(_) => Request::ScanWhole,
+            Asked::WholeBefore(_) | Asked::After(_) => Request::ScanWhole,
             Asked::Lock(_, kind) => Request::Lock(kind),
             Asked::LockAgain => Request::Lock(LockKind::Exclusive),
             Asked::Unlock => Request::Unlock,

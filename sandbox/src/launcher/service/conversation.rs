@@ -155,10 +155,13 @@ impl Service {
                 }
                 (Some(Asked::LockAgain), Answer::Locked) => workspace.held = Some(LockKind::Exclusive),
                 (Some(Asked::Unlock), Answer::Done) => {}
-                (Some(Asked::Before(call)), Answer::Scanned { digest, unattributed, .. }) => {
+                (
+                    Some(Asked::Before(call) | Asked::WholeBefore(call)),
+                    Answer::Scanned { digest, unattributed, .. },
+                ) => {
                     self.start_over(call, digest, unattributed);
                 }
-                (Some(Asked::Before(call)), Answer::Failed { code, message, .. }) => {
+                (Some(Asked::Before(call) | Asked::WholeBefore(call)), Answer::Failed { code, message, .. }) => {
                     self.fail(call, program::failure(code, message));
                 }
                 (Some(Asked::After(_)), Answer::Scanned { .. }) => {}
@@ -232,7 +235,9 @@ impl Service {
             self.tell(&FromLauncher::Applied { call, application }, Vec::new());
         }
         for asked in asked {
-            if let Asked::Before(call) | Asked::Lock(call, _) | Asked::Foresee(call, _) = asked {
+            if let Asked::Before(call) | Asked::WholeBefore(call) | Asked::Lock(call, _) | Asked::Foresee(call, _) =
+                asked
+            {
                 self.fail(call, program::failure(code, message.to_owned()));
             }
         }

@@ -198,7 +198,10 @@ impl Service {
     fn read_before(&mut self, job: JobId, id: CallId, now: Instant) {
         let workspace = self.grants.get_mut(&job).and_then(|grant| grant.workspace.as_mut());
         let Some(workspace) = workspace else { return self.fail(id, no_workspace()) };
-        if let Err(error) = workspace.ask(Asked::Before(id), now) {
+        // What everybody has done until now must be known, where what differs afterwards is the call's, or nothing is compared.
+        let all = self.calls.get(&id).is_some_and(|call| call.sight == Sight::Direct || call.rollback.is_some());
+        let asked = if all { Asked::WholeBefore(id) } else { Asked::Before(id) };
+        if let Err(error) = workspace.ask(asked, now) {
             let (code, message) = worker_failure(&error);
             self.fail(id, failure(code, message));
         }
