@@ -1,0 +1,379 @@
+//! Receipts: of a call, of one that is taken back, and the one that closes a job's chain.
+
+use std::path::Path;
+
+use jiff::Timestamp;
+use sandbox::protocol::{ApplyFailure, Withdrawal};
+use serde_json::{Value, json};
+use toolproto::api::CallError;
+use toolproto::code::Code;
+use toolproto::digest::{CanonicalError, Digest};
+use toolproto::ids::{CallId, JobId};
+use toolproto::job::ReceiptsHead;
+use toolproto::manifest::Effects;
+use toolproto::receipt::{
+    Change, Claims, Denial, Envelope, EnvelopeError, Outcome, Receipt, ResultIdentity, SEAL_PREDICATE_TYPE,
+    STATEMENT_TYPE, Seal, Semantics, SignedEvidence, Statement, WorkspaceState,
+};
+
+use super::{Answered, Asked, Ran, attestation, failure};
+use crate::launch::{Ended, Launch, LinkError, Settled};
+use crate::ledger::StoredReceipt;
+use crate::session::event::{CallRecord, ReceiptRef};
+use crate::spill::Spilling;
+
+/// What receipts say of the host, and of who writes them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The host's name.
+    pub host: String,
+    /// The kernel's boot id.
+    pub boot_id: String,
+    /// The id of the key that signs receipts; absent while there is none.
+    pub key_id: Option<String>,
+}
+
+/// A call with its receipt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sealed {
+    /// As the loop needs it.
+    pub record: CallRecord,
+    /// What it came to.
+    pub answered: Answered,
+    /// Its receipt.
+    pub envelope: Envelope,
+    /// The digest of the launcher's evidence.
+    pub evidence: Digest,
+    /// Why a call that had ended well counts as failed: its changes were not taken over, or it is not known what they are.
+    pub withheld: Option<CallError>,
+    /// How the process ended, with the code that the call got.
+    pub outcome: Outcome,
+    /// How the launcher ended it; absent when it never ran.
+    pub ended: Option<Ended>,
+}
+
+impl Sealed {
+    /// The call has failed after all.
+    pub fn withdraw(&mut self, withdrawn: Withdrawn) {
+        let Withdrawn { error, content, receipt, outcome, envelope, evidence, .. } = withdrawn;
+        self.record.code = Some(error.code);
+        self.record.content = content;
+        self.record.receipt = Some(receipt);
+        self.answered = Answered::Failure(error.clone());
+        self.withheld = Some(error);
+        (self.outcome, self.envelope, self.evidence) = (outcome, envelope, evidence);
+    }
+}
+
+/// A call that cannot be given its receipt.
+#[derive(Debug, thiserror::Error)]
+pub enum SealError {
+    /// The launcher cannot be spoken with.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A value has no canonical form.
+    #[error(transparent)]
+    Canonical(#[from] CanonicalError),
+    /// A receipt that was just made cannot be read.
+    #[error(transparent)]
+    Envelope(#[from] EnvelopeError),
+}
+
+/// Gives the verdict to the launcher and makes the receipt that follows `chain`.
+///
+/// # Errors
+/// When the launcher cannot be spoken with.
+pub async fn seal<L: Launch>(launch: &L, origin: &Origin, chain: ReceiptsHead, ran: Ran) -> Result<Sealed, SealError> {
+    let Ran { asked, program, effects, ended, answered, commit, notes, spilling } = ran;
+    let content = content(&answered);
+    let code = match &answered {
+        // The launcher's own view of a command's end stays.
+        Answered::Success { .. } => ended.as_ref().and_then(|ended| ended.outcome.code),
+        Answered::Failure(error) => Some(error.code),
+    };
+    let arguments_digest = Digest::of_json(&asked.arguments.to_value())?;
+    let result_digest = Digest::of_json(&content)?;
+    let claims = Claims {
+        arguments_digest: Some(arguments_digest),
+        result_digest: Some(result_digest),
+        code,
+        network: ended.as_ref().and_then(|ended| ended.network.clone()),
+    };
+    let Settled { evidence, kept } = match &ended {
+        Some(_) => launch.settle(asked.call, commit, claims).await?,
+        None => Settled { evidence: launch.record(asked.job, asked.call, program, claims).await?, kept: None },
+    };
+    let mut notes = notes;
+    notes.extend(kept.as_deref().map(kept_in));
+    // The tool is content, but its changes could not be taken over.
+    let is_withheld =
+        commit && matches!(evidence.record.workspace.state, WorkspaceState::Conflict | WorkspaceState::Discarded);
+    let withheld = is_withheld.then(|| {
+        let code = evidence.record.outcome.code.unwrap_or(Code::WorkspaceUnavailable);
+        withheld_error(code, &evidence.record.denied, kept.as_deref())
+    });
+    let unproven = attestation::unproven(&answered, &evidence.record);
+    // What nobody knows whether it was done, as after a crash, may have changed the workspace, too.
+    let is_unproven = unproven.is_some() || (ended.is_none() && code == Some(Code::Interrupted));
+    let withheld = withheld.or(unproven);
+    let (code, answered, content) = match &withheld {
+        Some(error) => {
+            let answered = Answered::Failure(error.clone());
+            let content = self::content(&answered);
+            (Some(error.code), answered, content)
+        }
+        None => (code, answered, content),
+    };
+    let evidence_digest = Digest::of_json(&evidence.record)?;
+    let outcome = Outcome { code, ..evidence.record.outcome.clone() };
+    let result = ResultIdentity {
+        digest: result_digest,
+        bytes: ended.as_ref().map_or(0, |ended| ended.stdout.len() as u64),
+        completeness: if spilling == Spilling::Done { "partial" } else { "complete" }.to_owned(),
+    };
+    let receipt = receipt(origin, chain, &asked, effects, evidence, outcome.clone(), arguments_digest, result, notes);
+    // A change of which only a part is known counts for nothing.
+    let keeps = keeps(receipt.workspace.state) && receipt.workspace.is_attested();
+    let written = if keeps {
+        paths(&receipt.workspace.created).chain(paths(&receipt.workspace.modified)).collect()
+    } else {
+        Vec::new()
+    };
+    let deleted = if keeps { paths(&receipt.workspace.deleted).collect() } else { Vec::new() };
+    let (sequence, workspace_after, usage) = (receipt.sequence, receipt.workspace.after, receipt.usage.clone());
+    let mut envelope = Envelope::unsigned(&Statement::about(receipt))?;
+    let signature = launch.sign(asked.job, Some(asked.call), envelope.payload.clone()).await?;
+    envelope.signatures.extend(signature);
+    let record = CallRecord {
+        code,
+        content,
+        receipt: Some(ReceiptRef { sequence, digest: envelope.digest()? }),
+        usage: ended.as_ref().map(|_| usage),
+        workspace_after,
+        written,
+        deleted,
+        unproven: is_unproven,
+    };
+    Ok(Sealed { record, answered, envelope, evidence: evidence_digest, withheld, outcome, ended })
+}
+
+/// Makes the receipt that takes another back, whose call's changes did not reach the workspace. It follows `chain`.
+///
+/// # Errors
+/// When the launcher cannot be spoken with.
+pub async fn seal_withdrawal<L: Launch>(
+    launch: &L,
+    origin: &Origin,
+    chain: ReceiptsHead,
+    promised: &Receipt,
+    withdrawal: Withdrawal,
+) -> Result<Withdrawn, SealError> {
+    let Withdrawal { failure: ApplyFailure { code, message }, kept, evidence } = withdrawal;
+    let note = kept.as_deref().map(kept_in);
+    let message = [Some(format!("the call's changes did not reach the workspace: {message}")), note.clone()];
+    let message = message.into_iter().flatten().collect::<Vec<_>>().join("; ");
+    let details = kept.map_or(Value::Null, |kept| json!({"kept": kept}));
+    let error = failure(code, message, details);
+    let evidence_digest = Digest::of_json(&evidence.record)?;
+    let (job, call) = (evidence.record.job_id, evidence.record.call_id);
+    let outcome = evidence.record.outcome.clone();
+    let (arguments, declared) = (promised.arguments_digest, &promised.semantics.declared);
+    let receipt =
+        Receipt { notes: note.into_iter().collect(), ..around(origin, chain, *evidence, arguments, declared) };
+    let sequence = receipt.sequence;
+    let mut envelope = Envelope::unsigned(&Statement::about(receipt))?;
+    envelope.signatures.extend(launch.sign(job, Some(call), envelope.payload.clone()).await?);
+    let content = content(&Answered::Failure(error.clone()));
+    let receipt = ReceiptRef { sequence, digest: envelope.digest()? };
+    Ok(Withdrawn { call, error, content, receipt, outcome, envelope, evidence: evidence_digest })
+}
+
+/// A receipt that takes another back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Withdrawn {
+    /// Its own id.
+    pub call: CallId,
+    /// How the call ends now.
+    pub error: CallError,
+    /// The same as the model is given it.
+    pub content: Value,
+    /// Its place in the chain.
+    pub receipt: ReceiptRef,
+    /// How the process ended, with the code that the call has now.
+    pub outcome: Outcome,
+    /// The receipt.
+    pub envelope: Envelope,
+    /// The digest of the launcher's evidence.
+    pub evidence: Digest,
+}
+
+impl Withdrawn {
+    /// As the ledger stores it.
+    #[must_use]
+    pub fn stored(&self) -> StoredReceipt {
+        StoredReceipt { sequence: self.receipt.sequence, call: Some(self.call), envelope: self.envelope.clone() }
+    }
+}
+
+/// What a receipt says of the other version of a workspace's files.
+fn kept_in(path: &Path) -> String {
+    format!("what the call wrote is kept for the workspace's owner in {}", path.display())
+}
+
+/// The calls among these receipts whose changes are prepared, and go into the workspace once the receipts are stored.
+///
+/// # Errors
+/// When a receipt cannot be read back.
+pub fn committed<'a>(receipts: impl IntoIterator<Item = &'a StoredReceipt>) -> Result<Vec<Receipt>, EnvelopeError> {
+    let mut committed = Vec::new();
+    for stored in receipts.into_iter().filter(|stored| stored.call.is_some()) {
+        let receipt = stored.envelope.receipt()?;
+        if matches!(receipt.workspace.state, WorkspaceState::Committed | WorkspaceState::RolledBack) {
+            committed.push(receipt);
+        }
+    }
+    Ok(committed)
+}
+
+/// Makes the receipt that closes a job's chain: how many there are, and the last one.
+///
+/// # Errors
+/// When the launcher cannot be spoken with.
+pub async fn seal_job<L: Launch>(
+    launch: &L,
+    origin: &Origin,
+    job: JobId,
+    chain: ReceiptsHead,
+    evidence_head: Option<Digest>,
+) -> Result<Envelope, SealError> {
+    let seal = Seal {
+        version: 1,
+        job_id: job,
+        count: chain.count,
+        previous: chain.head,
+        evidence_head,
+        sealed: Timestamp::now(),
+        key_id: origin.key_id.clone(),
+    };
+    let mut envelope = Envelope::unsigned(&Statement {
+        kind: STATEMENT_TYPE.to_owned(),
+        subject: Vec::new(),
+        predicate_type: SEAL_PREDICATE_TYPE.to_owned(),
+        predicate: seal,
+    })?;
+    envelope.signatures.extend(launch.sign(job, None, envelope.payload.clone()).await?);
+    Ok(envelope)
+}
+
+/// What the model is given.
+fn content(answered: &Answered) -> Value {
+    match answered {
+        Answered::Success { result, artifacts } if artifacts.is_empty() => json!({"ok": true, "result": result}),
+        Answered::Success { result, artifacts } => json!({"ok": true, "result": result, "artifacts": artifacts}),
+        Answered::Failure(error) => {
+            let mut told = json!({"code": error.code, "message": error.message});
+            if !error.details.is_null() {
+                told["details"] = error.details.clone();
+            }
+            json!({"ok": false, "error": told})
+        }
+    }
+}
+
+/// What a receipt says of a call whose writes could not be held back.
+const WRITTEN_DIRECTLY: &str =
+    "the policy lets the call write to the workspace directly: what it wrote stays, whether it ended well or not";
+
+/// Why a call's changes were not taken over: the entries in the way, with the rule of each.
+fn withheld_error(code: Code, denied: &[Denial], kept: Option<&Path>) -> CallError {
+    let paths: Vec<&Denial> =
+        denied.iter().filter(|one| matches!(one.what.as_str(), "path" | "protected_name")).collect();
+    let words = paths.iter().map(|one| format!("`{}` ({})", one.detail, one.rule)).collect::<Vec<_>>().join(", ");
+    let mut error = match paths.as_slice() {
+        [] => failure(code, code.meaning(), json!({})),
+        _ => failure(code, format!("the call's changes are not taken over: {words}"), json!({"denied": paths})),
+    };
+    match kept {
+        Some(path) => {
+            error.message = format!("{}; {}", error.message, kept_in(path));
+            error.details["kept"] = json!(path);
+        }
+        None if paths.is_empty() => error.details = Value::Null,
+        None => {}
+    }
+    error
+}
+
+/// Whether what a call changed is in the workspace.
+const fn keeps(state: WorkspaceState) -> bool {
+    matches!(state, WorkspaceState::Committed | WorkspaceState::Direct | WorkspaceState::RolledBack)
+}
+
+fn paths(changes: &[Change]) -> impl Iterator<Item = String> + '_ {
+    changes.iter().map(|change| change.path.clone())
+}
+
+#[expect(clippy::too_many_arguments, reason = "a receipt has that many independent parts")]
+fn receipt(
+    origin: &Origin,
+    chain: ReceiptsHead,
+    asked: &Asked,
+    effects: Effects,
+    evidence: SignedEvidence,
+    outcome: Outcome,
+    arguments_digest: Digest,
+    result: ResultIdentity,
+    notes: Vec<String>,
+) -> Receipt {
+    let mut notes = notes;
+    if evidence.record.workspace.state == WorkspaceState::Direct {
+        notes.push(WRITTEN_DIRECTLY.to_owned());
+    }
+    Receipt {
+        job_id: asked.job,
+        call_id: asked.call,
+        outcome,
+        result: Some(result),
+        notes,
+        ..around(origin, chain, evidence, arguments_digest, effects.as_str())
+    }
+}
+
+/// What a receipt takes from the evidence, from its place in the chain, and from where it is written.
+fn around(
+    origin: &Origin,
+    chain: ReceiptsHead,
+    evidence: SignedEvidence,
+    arguments_digest: Digest,
+    declared: &str,
+) -> Receipt {
+    let record = &evidence.record;
+    let observed = if record.workspace.is_changed() { "changed" } else { "unchanged" };
+    Receipt {
+        version: 1,
+        job_id: record.job_id,
+        call_id: record.call_id,
+        sequence: chain.count + 1,
+        previous: chain.head,
+        tool: record.tool.clone(),
+        arguments_digest,
+        semantics: Semantics { declared: declared.to_owned(), observed: observed.to_owned() },
+        policy: record.policy.clone(),
+        enforced: record.enforced.clone(),
+        not_enforced: record.not_enforced.clone(),
+        started: record.started,
+        ended: record.ended,
+        outcome: record.outcome.clone(),
+        result: None,
+        workspace: record.workspace.clone(),
+        denied: record.all_denied(),
+        usage: record.all_usage(),
+        host: origin.host.clone(),
+        boot_id: origin.boot_id.clone(),
+        agentd_version: env!("CARGO_PKG_VERSION").to_owned(),
+        key_id: origin.key_id.clone(),
+        notes: Vec::new(),
+        withdraws: record.withdraws,
+        evidence,
+    }
+}
