@@ -4,19 +4,17 @@ use std::collections::BTreeMap;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 
 use super::http::{self, Taken, Timers};
+use super::server::{KeyHeader, Server};
 use super::settings::Endpoint;
 use super::transcript::{Assistant, Message};
 use super::{Finish, Model, ModelError, Reply, ReplyCall, Request, Thinking, TokenUsage, ToolOffer, Watch};
 
 /// A server that speaks Anthropic Messages.
 pub struct Anthropic {
-    endpoint: Endpoint,
-    client: reqwest::Client,
-    timers: Timers,
+    server: Server,
 }
 
 /// The version of the format that is spoken.
@@ -30,33 +28,22 @@ impl Anthropic {
     /// # Errors
     /// When TLS cannot be set up.
     pub fn new(endpoint: Endpoint, timers: Timers) -> Result<Self, http::SetupError> {
-        Ok(Self { client: http::client(timers)?, endpoint, timers })
+        let headers = &[("anthropic-version", VERSION)];
+        Ok(Self { server: Server::new(endpoint, timers, KeyHeader::ApiKey, headers)? })
     }
 
     async fn ask(&self, request: &Request, watch: &Watch) -> Result<Reply, ModelError> {
-        let post = |thinking| {
-            let post = self
-                .client
-                .post(format!("{}/v1/messages", self.endpoint.base_url.trim_end_matches("/v1")))
-                .header("anthropic-version", VERSION)
-                .header("accept", "text/event-stream")
-                .json(&self.body(request, thinking));
-            let key = http::key(&self.endpoint)?;
-            Ok(match key {
-                Some(key) => post.header("x-api-key", key.expose_secret()),
-                None => post,
-            })
-        };
-        let response = http::send_switched(request.thinking, post, self.timers).await?;
+        let address = format!("{}/v1/messages", self.server.endpoint.base_url.trim_end_matches("/v1"));
+        let response = self.server.ask(&address, request, |thinking| self.body(request, thinking)).await?;
         let mut answer = Answer::default();
-        http::stream(response, self.timers, |data| answer.take(data, watch)).await?;
-        answer.finish(&self.endpoint.model)
+        self.server.stream(response, |data| answer.take(data, watch)).await?;
+        answer.finish(&self.server.endpoint.model)
     }
 
     fn body(&self, request: &Request, thinking: Thinking) -> Value {
-        let most = [self.endpoint.max_output_tokens, request.max_output].into_iter().flatten().min();
+        let most = self.server.max_output(request);
         let mut body = json!({
-            "model": self.endpoint.model,
+            "model": self.server.endpoint.model,
             "max_tokens": most.unwrap_or(DEFAULT_OUTPUT).max(1),
             "system": request.transcript.system,
             "messages": messages(request),
@@ -74,13 +61,7 @@ impl Anthropic {
                 .collect();
             body["tool_choice"] = json!({"type": "none"});
         }
-        if let Some(temperature) = self.endpoint.temperature {
-            body["temperature"] = temperature.into();
-        }
-        if let Some(top_p) = self.endpoint.top_p {
-            body["top_p"] = top_p.into();
-        }
-        self.endpoint.switch(thinking, &mut body);
+        self.server.set(thinking, &mut body);
         body
     }
 }

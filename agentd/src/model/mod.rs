@@ -8,6 +8,7 @@
 //! | [`openai`] | chat completions over HTTP, streamed |
 //! | [`responses`], [`anthropic`] | the two other formats |
 //! | [`http`] | timers, and what a refusal means |
+//! | `server` | where a model is, and what all formats ask alike |
 //! | [`retry`] | retries, fallbacks, and the time that they may take |
 //! | [`replay`], [`cassette`] | recorded conversations, and recording them |
 
@@ -19,6 +20,7 @@ pub mod openai;
 pub mod replay;
 pub mod responses;
 pub mod retry;
+mod server;
 pub mod settings;
 pub mod transcript;
 #[cfg(test)]

@@ -2,26 +2,22 @@
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::http::{self, Taken, Timers};
+use super::server::{KeyHeader, MAX_ANSWER, Server};
 use super::settings::Endpoint;
 use super::transcript::{Arguments, Message};
 use super::{Finish, Model, ModelError, Reply, ReplyCall, Request, Thinking, TokenUsage, Watch};
 
 /// A server that speaks chat completions.
 pub struct OpenAi {
-    endpoint: Endpoint,
-    client: reqwest::Client,
-    timers: Timers,
+    server: Server,
 }
 
 /// The most calls of one answer; a server that sends more is out of order.
 const MAX_CALLS: usize = 1024;
-/// The largest answer that is taken in.
-const MAX_ANSWER: usize = 8 << 20;
 
 impl OpenAi {
     /// A client of this endpoint.
@@ -29,39 +25,31 @@ impl OpenAi {
     /// # Errors
     /// When TLS cannot be set up.
     pub fn new(endpoint: Endpoint, timers: Timers) -> Result<Self, http::SetupError> {
-        Ok(Self { client: http::client(timers)?, endpoint, timers })
+        Ok(Self { server: Server::new(endpoint, timers, KeyHeader::Bearer, &[])? })
     }
 
     async fn ask(&self, request: &Request, watch: &Watch) -> Result<Reply, ModelError> {
-        let post = |thinking| {
-            let post = self
-                .client
-                .post(format!("{}/chat/completions", self.endpoint.base_url))
-                .header("accept", "text/event-stream")
-                .json(&self.body(request, thinking));
-            let key = http::key(&self.endpoint)?;
-            Ok(match key {
-                Some(key) => post.bearer_auth(key.expose_secret()),
-                None => post,
-            })
-        };
-        let response = http::send_switched(request.thinking, post, self.timers).await?;
+        let address = format!("{}/chat/completions", self.server.endpoint.base_url);
+        let response = self.server.ask(&address, request, |thinking| self.body(request, thinking)).await?;
+        let mut answer = Answer::default();
         if response.headers().get("content-type").is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
             // The server does not stream though it was asked to.
-            return self.whole(&http::body(response, MAX_ANSWER, self.timers).await?, watch);
+            let body = self.server.whole(response).await?;
+            answer.take(&String::from_utf8_lossy(&body), watch)?;
+            return answer.finish(&self.server.endpoint.model);
         }
-        let mut answer = Answer::default();
-        http::stream(response, self.timers, |data| match data.trim() {
-            "[DONE]" => Ok(Taken::End),
-            data => answer.take(data, watch).map(|()| Taken::Data),
-        })
-        .await?;
-        answer.finish(&self.endpoint.model)
+        self.server
+            .stream(response, |data| match data.trim() {
+                "[DONE]" => Ok(Taken::End),
+                data => answer.take(data, watch).map(|()| Taken::Data),
+            })
+            .await?;
+        answer.finish(&self.server.endpoint.model)
     }
 
     fn body(&self, request: &Request, thinking: Thinking) -> Value {
         let mut body = json!({
-            "model": self.endpoint.model,
+            "model": self.server.endpoint.model,
             "messages": messages(request),
             "stream": true,
             "stream_options": {"include_usage": true},
@@ -73,23 +61,11 @@ impl OpenAi {
             };
             body["tools"] = request.tools.iter().map(tool).collect();
         }
-        if let Some(temperature) = self.endpoint.temperature {
-            body["temperature"] = temperature.into();
-        }
-        if let Some(top_p) = self.endpoint.top_p {
-            body["top_p"] = top_p.into();
-        }
-        if let Some(limit) = [self.endpoint.max_output_tokens, request.max_output].into_iter().flatten().min() {
+        if let Some(limit) = self.server.max_output(request) {
             body["max_tokens"] = limit.into();
         }
-        self.endpoint.switch(thinking, &mut body);
+        self.server.set(thinking, &mut body);
         body
-    }
-
-    fn whole(&self, body: &[u8], watch: &Watch) -> Result<Reply, ModelError> {
-        let mut answer = Answer::default();
-        answer.take(&String::from_utf8_lossy(body), watch)?;
-        answer.finish(&self.endpoint.model)
     }
 }
 

@@ -2,19 +2,17 @@
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
 
 use super::http::{self, Taken, Timers};
+use super::server::{KeyHeader, Server};
 use super::settings::Endpoint;
 use super::transcript::Message;
 use super::{Finish, Model, ModelError, Reply, ReplyCall, Request, Thinking, TokenUsage, ToolOffer, Watch};
 
 /// A server that speaks Responses.
 pub struct Responses {
-    endpoint: Endpoint,
-    client: reqwest::Client,
-    timers: Timers,
+    server: Server,
 }
 
 impl Responses {
@@ -23,31 +21,20 @@ impl Responses {
     /// # Errors
     /// When TLS cannot be set up.
     pub fn new(endpoint: Endpoint, timers: Timers) -> Result<Self, http::SetupError> {
-        Ok(Self { client: http::client(timers)?, endpoint, timers })
+        Ok(Self { server: Server::new(endpoint, timers, KeyHeader::Bearer, &[])? })
     }
 
     async fn ask(&self, request: &Request, watch: &Watch) -> Result<Reply, ModelError> {
-        let post = |thinking| {
-            let post = self
-                .client
-                .post(format!("{}/responses", self.endpoint.base_url))
-                .header("accept", "text/event-stream")
-                .json(&self.body(request, thinking));
-            let key = http::key(&self.endpoint)?;
-            Ok(match key {
-                Some(key) => post.bearer_auth(key.expose_secret()),
-                None => post,
-            })
-        };
-        let response = http::send_switched(request.thinking, post, self.timers).await?;
+        let address = format!("{}/responses", self.server.endpoint.base_url);
+        let response = self.server.ask(&address, request, |thinking| self.body(request, thinking)).await?;
         let mut answer = Answer::default();
-        http::stream(response, self.timers, |data| answer.take(data, watch)).await?;
-        answer.finish(&self.endpoint.model)
+        self.server.stream(response, |data| answer.take(data, watch)).await?;
+        answer.finish(&self.server.endpoint.model)
     }
 
     fn body(&self, request: &Request, thinking: Thinking) -> Value {
         let mut body = json!({
-            "model": self.endpoint.model,
+            "model": self.server.endpoint.model,
             "instructions": request.transcript.system,
             "input": items(request),
             "stream": true,
@@ -62,16 +49,10 @@ impl Responses {
             };
             body["tools"] = request.tools.iter().map(tool).collect();
         }
-        if let Some(temperature) = self.endpoint.temperature {
-            body["temperature"] = temperature.into();
-        }
-        if let Some(top_p) = self.endpoint.top_p {
-            body["top_p"] = top_p.into();
-        }
-        if let Some(limit) = [self.endpoint.max_output_tokens, request.max_output].into_iter().flatten().min() {
+        if let Some(limit) = self.server.max_output(request) {
             body["max_output_tokens"] = limit.into();
         }
-        self.endpoint.switch(thinking, &mut body);
+        self.server.set(thinking, &mut body);
         body
     }
 }
