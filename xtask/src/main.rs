@@ -9,6 +9,7 @@
 //! | `cargo xtask bench` | measures agentd beside what people would use instead |
 //! | `cargo xtask example-tools` | calls the example's tools one by one, verifies the receipts, and runs the conformance checks |
 //! | `cargo xtask guest limits` | the tests of limits in a virtual machine that has control groups of version 2 |
+//! | `cargo xtask guest probes` | the probe suite there |
 //! | `cargo xtask fuzz [TARGET] [--seconds N]` | coverage-guided fuzzing of what the launcher and agentd read |
 //! | `cargo xtask guest package` | the Debian package installed, used, upgraded and removed in a virtual machine with systemd |
 //! | `cargo xtask api` | the running daemon held against its own OpenAPI document |
@@ -112,6 +113,8 @@ enum Task {
 enum GuestTest {
     /// Limits of memory, processes and processor time
     Limits,
+    /// What tools attempt and the sandbox refuses
+    Probes,
     /// The Debian package under systemd: installed, used, restarted, upgraded, removed
     Package,
 }
@@ -147,6 +150,7 @@ fn perform(task: Task) -> anyhow::Result<()> {
             let mut print = |line: &str| println!("{line}");
             match what {
                 GuestTest::Limits => guest::limits::run(kernel, &mut print),
+                GuestTest::Probes => guest::limits::run_probes(kernel, &mut print),
                 GuestTest::Package => guest::package::run(kernel, &mut print),
             }
         }

@@ -66,6 +66,14 @@ enum Fate {
     Kind,
 }
 
+/// An event as the ledger keeps it.
+struct Stored {
+    text: String,
+    at: Duration,
+    /// What the text says, once it was read: it says the same each time.
+    read: Option<Event>,
+}
+
 struct World {
     seed: u64,
     random: Random,
@@ -75,7 +83,7 @@ struct World {
     /// The model asks for the same call again and again.
     stuck: bool,
     session: Session,
-    log: Vec<(String, Duration)>,
+    log: Vec<Stored>,
     now: Duration,
     /// Only in this life of agentd.
     asking: Option<u64>,
@@ -190,7 +198,7 @@ impl World {
     /// Stores an event as the ledger does, as text, and lets it happen.
     fn append(&mut self, event: Event) {
         self.session.apply(&event, self.now).unwrap();
-        self.log.push((serde_json::to_string(&event).unwrap(), self.now));
+        self.log.push(Stored { text: serde_json::to_string(&event).unwrap(), at: self.now, read: None });
         let (used, budget) = (self.session.usage(self.now), &self.agent.budget);
         holds(self.checker.see(&Fact::Stored { event: &event, used, budget }));
     }
@@ -564,8 +572,9 @@ impl World {
     /// noted, and some had not.
     fn crash(&mut self) {
         let mut session = Session::new();
-        for (text, at) in &self.log {
-            session.apply(&event::read(EVENT_VERSION, text).unwrap(), *at).unwrap();
+        for Stored { text, at, read } in &mut self.log {
+            let event = read.get_or_insert_with(|| event::read(EVENT_VERSION, text).unwrap());
+            session.apply(event, *at).unwrap();
         }
         holds(self.checker.see(&Fact::Restored { before: &self.session, after: &session }));
         self.session = session;

@@ -1,5 +1,5 @@
-//! What only control groups of version 2 can keep, tried where they are, and what the sandbox refuses once more on that kernel: the test
-//! programs as they were built, in a guest.
+//! Test programs as they were built, in a guest: what only control groups of version 2 can keep, tried where they are; and, by
+//! hand since it takes long, what the sandbox refuses on that kernel.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,18 +21,29 @@ struct Program {
     arguments: &'static str,
 }
 
-const PROGRAMS: [Program; 3] = [
+/// What needs control groups.
+const LIMITS: [Program; 2] = [
     Program { name: "sandbox", arguments: "limits::" },
     // One after the other: each starts a daemon, and the machine is slow.
     Program { name: "limits", arguments: "--test-threads=1" },
-    Program { name: "probes", arguments: "--test-threads=1" },
 ];
+/// What tools attempt.
+const PROBES: [Program; 1] = [Program { name: "probes", arguments: "--test-threads=1" }];
 
-/// Runs them and hands over each line.
+/// Runs what needs control groups and hands over each line.
 pub(crate) fn run(suite: Suite, each: &mut dyn FnMut(&str)) -> Result<()> {
-    let files = build()?;
+    run_programs(&LIMITS, suite, each)
+}
+
+/// Runs the probe suite and hands over each line.
+pub(crate) fn run_probes(suite: Suite, each: &mut dyn FnMut(&str)) -> Result<()> {
+    run_programs(&PROBES, suite, each)
+}
+
+fn run_programs(programs: &[Program], suite: Suite, each: &mut dyn FnMut(&str)) -> Result<()> {
+    let files = build(programs)?;
     let mut guest = Guest::start(suite, System::Bare)?;
-    for (program, file) in PROGRAMS.iter().zip(files) {
+    for (program, file) in programs.iter().zip(files) {
         each(&format!("\nin the guest: {} {}", program.name, program.arguments));
         let script = format!(
             "cd {}; export AGENTD_TEST_MUST_RUN=1 RUST_BACKTRACE=0; exec {} {}",
@@ -57,11 +68,11 @@ pub(crate) fn run(suite: Suite, each: &mut dyn FnMut(&str)) -> Result<()> {
 }
 
 /// The programs' files, built as all tests are.
-fn build() -> Result<Vec<PathBuf>> {
+fn build(programs: &[Program]) -> Result<Vec<PathBuf>> {
     // What the tests start, too: cargo builds with a test only its own package's programs.
     process::run(&mut project::cargo(["build", "--workspace", "--bins"]))?;
     let mut cargo = project::cargo(["test", "--workspace", "--no-run", "--message-format=json"]);
-    cargo.args(PROGRAMS.iter().flat_map(|program| ["--test", program.name]));
+    cargo.args(programs.iter().flat_map(|program| ["--test", program.name]));
     let mut messages = Vec::new();
     let status = process::lines(&mut cargo, |line| messages.push(line.to_owned()))?;
     if !status.success() {
@@ -72,5 +83,5 @@ fn build() -> Result<Vec<PathBuf>> {
         let found = artifacts.iter().find(|one| one["target"]["name"] == name && one["executable"].is_string())?;
         found["executable"].as_str().map(PathBuf::from)
     };
-    PROGRAMS.iter().map(|one| file_of(one.name).with_context(|| format!("cargo built no {}", one.name))).collect()
+    programs.iter().map(|one| file_of(one.name).with_context(|| format!("cargo built no {}", one.name))).collect()
 }

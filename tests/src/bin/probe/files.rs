@@ -188,7 +188,10 @@ pub(crate) const ALL: &[Attempt] = &[
 
 fn read(path: &str) -> Outcome {
     let mut first = [0];
-    File::open(path)?.read_exact(&mut first).map_err(|error| Refused::Odd(format!("opened {path}, but: {error}")))
+    let length =
+        File::open(path)?.read(&mut first).map_err(|error| Refused::Odd(format!("opened {path}, but: {error}")))?;
+    // An empty file that stands in its place shows nothing of it.
+    if length == 1 { Ok(()) } else { Err(Refused::Absent) }
 }
 
 fn list(path: &str) -> Outcome {
