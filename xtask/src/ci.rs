@@ -1,7 +1,7 @@
 //! `cargo ci`: everything that must hold before a change lands, stage by stage, up to the first that fails.
 //!
 //! ```text
-//!   format  lint  programs  runtimes  tests ─────────────────────  documentation  …  demo
+//!   format  lint  programs  runtimes  tests  slow-tests ─────────  documentation  …  demo
 //!     └── guest-image ─────────────┤├── guest-limits  guest-package ──┤
 //!                                  └─── simulation  fuzz  dependencies ┘
 //! ```
@@ -29,6 +29,9 @@ const DEMO_AGAIN: Duration = Duration::from_secs(30);
 /// How many whole jobs the simulation plays, each with and without what may happen to it.
 const SIMULATION_SEEDS: &str = "100000";
 
+/// What waits for minutes. `tests/Cargo.toml` keeps each of them out of a plain `cargo test`.
+const SLOW_TESTS: [&str; 4] = ["crashes", "greedy_clients", "supervision", "transactions"];
+
 /// How long all fuzz targets run together.
 const FUZZING: Duration = Duration::from_secs(60);
 
@@ -52,8 +55,10 @@ pub(crate) enum Stage {
     Programs,
     /// Fetch the runtimes that this host lacks
     Runtimes,
-    /// All tests that run on this host
+    /// The tests that run on this host and take seconds
     Tests,
+    /// Those that take minutes
+    SlowTests,
     /// Make what a guest starts from
     GuestImage,
     /// What the tests leave out where the host has no controllers, in a machine that has them
@@ -106,7 +111,9 @@ fn whole(report: &mut Report) -> Result<()> {
     // Tests wait most of their time, a guest does as well; what computes takes what they leave.
     let guests = Beside::start(&[Stage::GuestLimits, Stage::GuestPackage], Priority::Same);
     let others = Beside::start(&[Stage::Simulation, Stage::Fuzz, Stage::Dependencies], Priority::Low);
-    report.stage(Stage::Tests)?;
+    for stage in [Stage::Tests, Stage::SlowTests] {
+        report.stage(stage)?;
+    }
     report.join(guests)?;
     report.join(others)?;
     LAST.into_iter().try_for_each(|stage| report.stage(stage))
@@ -116,12 +123,22 @@ fn whole(report: &mut Report) -> Result<()> {
 pub(crate) fn perform(stage: Stage) -> Result<u64> {
     match stage {
         Stage::Format => checked(&mut project::cargo(["fmt", "--all", "--check"])),
-        Stage::Lint => checked(&mut project::cargo(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
+        Stage::Lint => {
+            checked(&mut project::cargo(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+            // All targets are all that a plain `cargo test` runs.
+            let mut further = project::cargo(["clippy", "--workspace"]);
+            let named = SLOW_TESTS.iter().chain(&["limits"]).flat_map(|name| ["--test", name]);
+            checked(further.args(named).args(["--", "-D", "warnings"]))
+        }
         Stage::Programs => checked(&mut project::cargo(["build", "--workspace", "--bins"])),
         Stage::Runtimes => crate::runtimes::bun().map(|_| 0),
         // All packages at once: a part of them would be built with other features, and with it most dependencies again.
         // And all of them, whatever fails: one run tells everything that is wrong.
         Stage::Tests => tested(&mut project::cargo(["test", "--workspace", "--no-fail-fast"])),
+        Stage::SlowTests => {
+            let mut test = project::cargo(["test", "--workspace", "--no-fail-fast"]);
+            tested(test.args(SLOW_TESTS.iter().flat_map(|name| ["--test", name])))
+        }
         Stage::GuestImage => guest::prepare(Suite::Trixie).map(|()| 0),
         Stage::GuestLimits => in_guest(guest::limits::run),
         Stage::GuestPackage => in_guest(guest::package::run),
