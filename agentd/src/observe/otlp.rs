@@ -90,7 +90,7 @@ async fn send(exporter: SpanExporter, mut spans: mpsc::Receiver<SpanData>) {
     }
 }
 
-/// The client that models are asked with, too.
+/// An HTTP client of the library that models are asked with, too: the exporter brings none of that version.
 #[derive(Debug)]
 struct Client(reqwest::Client);
 
