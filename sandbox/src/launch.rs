@@ -226,7 +226,9 @@ impl Running {
         let (status, status_of_child) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| fail(error.into()))?;
         rustix::io::ioctl_fionbio(&status, true).map_err(|error| fail(error.into()))?;
         let tool = self.tool.child.pidfd.as_fd();
-        let child = fork(Birth::default(), || steps::attach(tool, workspace, guarded, status_of_child.as_fd()));
+        let launcher = getpid();
+        let attach = || steps::attach(launcher, tool, workspace, guarded, status_of_child.as_fd());
+        let child = fork(Birth::default(), attach);
         self.attaching = Some(child.map_err(fail)?.into());
         (self.status, self.report, self.status_at_end) = (status, Vec::new(), false);
         Ok(())

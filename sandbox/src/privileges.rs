@@ -3,7 +3,7 @@
 use std::io;
 
 use caps::{CapSet, Capability, CapsHashSet};
-use rustix::process::{Gid, Signal, Uid, set_parent_process_death_signal};
+use rustix::process::{Gid, Pid, Signal, Uid, set_parent_process_death_signal};
 use rustix::thread::{
     CapabilitiesSecureBits, set_capabilities_secure_bits, set_no_new_privs, set_thread_groups, set_thread_res_gid,
     set_thread_res_uid,
@@ -85,9 +85,22 @@ pub(crate) fn keep_only_the_launchers() -> io::Result<()> {
     caps::set(None, CapSet::Permitted, &kept).map_err(io::Error::other)
 }
 
-/// Dies with the launcher. After the change of uid, which clears it.
+/// Dies with its parent. After the change of uid, which clears it.
+///
+/// A parent that ended before sends no signal (PR_SET_PDEATHSIG(2const)), so whoever calls this must have another way to
+/// hear of that: in a PID namespace of its own, where the parent has no number, the namespace's PID 1. All others use
+/// [`die_with`].
 pub(crate) fn die_with_parent() -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
+}
+
+/// Dies with `parent`, even if that ended before this call. After the change of uid, as above.
+///
+/// # Errors
+/// ESRCH when `parent` has ended.
+pub(crate) fn die_with(parent: Pid) -> io::Result<()> {
+    die_with_parent()?;
+    if rustix::process::getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
 }
 
 /// No exec grants anything any more: setuid bits and file capabilities are without effect.

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
 use rustix::io::FdFlags;
-use rustix::process::setsid;
+use rustix::process::{Pid, setsid};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
 use crate::mounts::Scratch;
@@ -159,12 +159,13 @@ fn confine_and_exec(
 /// Attaches the workspace of a tool that was started ahead, in a process of its own that ends then. Returns an exit status, and
 /// leaves the same report as [`run`].
 pub(crate) fn attach(
+    launcher: Pid,
     tool: BorrowedFd<'_>,
     workspace: BorrowedFd<'_>,
     guarded: &[PathBuf],
     status: BorrowedFd<'_>,
 ) -> i32 {
-    let attached = privileges::die_with_parent()
+    let attached = privileges::die_with(launcher)
         // It holds the ends of pipes of others that wait.
         .and_then(|()| close_all_except(&[tool, workspace, status]))
         .and_then(|()| Ok(move_into_thread_name_spaces(tool, ThreadNameSpaceType::MOUNT)?))

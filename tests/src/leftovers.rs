@@ -74,6 +74,35 @@ pub fn site_processes(site: &Site) -> Vec<Process> {
         .collect()
 }
 
+/// Waits until no process of the site is left.
+///
+/// # Panics
+/// When one stays; with what the kernel tells of it.
+pub fn await_no_process(site: &Site, within: Duration) {
+    let end = Instant::now() + within;
+    loop {
+        let left = site_processes(site);
+        if left.is_empty() {
+            return;
+        }
+        if Instant::now() > end {
+            let told: Vec<String> = left.iter().map(whereabouts).collect();
+            clear(site);
+            panic!("not gone within {within:?}:\n{}", told.join("\n"));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Where a process is: what tells a test that failed once, elsewhere, which process it was that stayed.
+fn whereabouts(process: &Process) -> String {
+    let about = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", process.id)).unwrap_or_default();
+    let command = about("cmdline").replace('\0', " ");
+    let namespaces = about("status").lines().find(|line| line.starts_with("NSpid:")).unwrap_or_default().to_owned();
+    let (waits, call) = (about("wchan"), about("syscall"));
+    format!("{process:?} {command:?} {namespaces} waits in {waits}, system call {}", call.trim_end())
+}
+
 /// The cgroup directory that a daemon on this site makes where no service manager delegates one.
 pub fn cgroup_root(site: &Site) -> Option<PathBuf> {
     let mount = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"]

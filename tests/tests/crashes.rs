@@ -357,7 +357,7 @@ impl<'a> Life<'a> {
         eventually("the launcher ends", PATIENCE, || {
             self.launcher.try_wait().expect("a child can be awaited").is_some()
         });
-        eventually("all processes are gone", PATIENCE, || leftovers::site_processes(self.site).is_empty());
+        leftovers::await_no_process(self.site, PATIENCE);
         let left = leftovers::find(self.site);
         let mounts: Vec<_> = left.iter().filter(|left| matches!(left, Leftover::Mount(_))).collect();
         assert!(mounts.is_empty(), "{mounts:?}");

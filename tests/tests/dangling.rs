@@ -104,7 +104,7 @@ fn crash(mut daemon: Daemon<'_>, victim: Victim) {
         Victim::Launcher => daemon.signal_launcher(Signal::SIGKILL),
     }
     daemon.wait_for_end(PATIENCE);
-    eventually("all processes are gone", PATIENCE, || leftovers::site_processes(daemon.site()).is_empty());
+    leftovers::await_no_process(daemon.site(), PATIENCE);
 }
 
 fn answer() -> Turn {

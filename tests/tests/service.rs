@@ -89,7 +89,7 @@ fn in_the_middle<'a>(site: &'a Site, server: &ModelServer) -> (Daemon<'a>, Strin
 }
 
 fn nothing_runs(site: &Site) {
-    eventually("all processes are gone", Duration::from_secs(20), || leftovers::site_processes(site).is_empty());
+    leftovers::await_no_process(site, Duration::from_secs(20));
     let mounts = leftovers::find(site).into_iter().filter(|left| matches!(left, leftovers::Leftover::Mount(_))).count();
     assert_eq!(mounts, 0);
 }

@@ -247,10 +247,7 @@ fn become_daemon(
     privileges::drop_bounding_set().map_err(at(1))?;
     privileges::become_user(account.uid, account.gid).map_err(at(2))?;
     privileges::drop_capabilities().map_err(at(3))?;
-    privileges::die_with_parent().map_err(at(4))?;
-    if rustix::process::getppid() != Some(launcher) {
-        return Err((4, io::Error::other("the launcher has ended")));
-    }
+    privileges::die_with(launcher).map_err(at(4))?;
     privileges::forbid_new_privileges().map_err(at(5))?;
     process::reset_signals().map_err(at(6))?;
     let placed = [(&own.null, 0), (&own.channel, LAUNCHER_FD), (&own.listener, LISTENER_FD)];

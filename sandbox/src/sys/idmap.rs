@@ -86,11 +86,13 @@ impl NamespaceHolder {
             set_tid_size: 0,
             cgroup: 0,
         };
+        // SAFETY: getpid takes nothing and cannot fail.
+        let parent = unsafe { libc::getpid() };
         // SAFETY: without CLONE_VM the child gets a copy of the memory and, with no stack given, goes on on the copy of
         // this one; `args` and `pidfd` live through the call. The child calls nothing but async-signal-safe functions.
         let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) };
         match pid {
-            0 => wait_to_be_killed(),
+            0 => wait_for_the_end_of(parent),
             -1 => Err(io::Error::last_os_error()),
             pid => {
                 // SAFETY: clone3 succeeded with CLONE_PIDFD, so `pidfd` is a new descriptor that nobody else owns.
@@ -122,11 +124,33 @@ impl Drop for NamespaceHolder {
     }
 }
 
-fn wait_to_be_killed() -> ! {
+/// Waits to be killed, by `parent` or by its end.
+fn wait_for_the_end_of(parent: libc::pid_t) -> ! {
     // SAFETY: prctl with PR_SET_PDEATHSIG takes plain numbers and is async-signal-safe.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    // SAFETY: getppid takes nothing, and is async-signal-safe. A parent that ended before the line above sends no signal, and
+    // a new user namespace leaves the parent its number.
+    if unsafe { libc::getppid() } != parent {
+        super::process::exit_now(1);
+    }
     loop {
         // SAFETY: pause takes nothing, and is async-signal-safe.
         unsafe { libc::pause() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{WaitId, WaitIdOptions};
+
+    use super::*;
+    use crate::sys::clone::{Birth, fork};
+
+    #[test]
+    fn a_holder_whose_parent_has_ended_before_it_began_ends() {
+        let nobodys = libc::pid_t::MAX;
+        let holder = fork(Birth::default(), || wait_for_the_end_of(nobodys)).unwrap();
+        let ended = rustix::process::waitid(WaitId::PidFd(holder.pidfd.as_fd()), WaitIdOptions::EXITED).unwrap();
+        assert_eq!(ended.and_then(|ended| ended.exit_status()), Some(1));
     }
 }

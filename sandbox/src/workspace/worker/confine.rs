@@ -11,12 +11,13 @@ use landlock::{
 };
 use nix::sys::signal::SigSet;
 use nix::unistd::{Gid, Uid};
-use rustix::process::{DumpableBehavior, Pid, Resource, Rlimit, Signal};
+use rustix::process::{DumpableBehavior, Pid, Resource, Rlimit};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 
 use super::Credentials;
+use crate::privileges;
 
 /// A worker that could not be confined; it ends.
 #[derive(Debug, thiserror::Error)]
@@ -31,8 +32,8 @@ pub(super) enum ConfineError {
     Capabilities(#[from] caps::errors::CapsError),
     #[error("capabilities are left after they were dropped")]
     CapabilitiesLeft,
-    #[error("the launcher has ended")]
-    Orphaned,
+    #[error("failed to bind the worker to the launcher's life")]
+    Bind(#[source] io::Error),
     #[error("failed to restrict the worker by Landlock")]
     Landlock(#[from] landlock::RulesetError),
     #[error("failed to restrict the worker by seccomp")]
@@ -72,9 +73,7 @@ pub(super) fn become_caller(credentials: &Credentials, parent: Pid) -> Result<()
     rustix::thread::set_no_new_privs(true).map_err(step("set no_new_privs"))?;
     // Changing ids has cleared both of these.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(step("become undumpable"))?;
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(step("bind to the launcher's life"))?;
-    if rustix::process::getppid() == Some(parent) { Ok(()) } else { Err(ConfineError::Orphaned) }
+    privileges::die_with(parent).map_err(ConfineError::Bind)
 }
 
 /// Leaves only what lies beneath the workspace and the staging directory, and the syscalls that work on them takes. Yields
@@ -268,7 +267,7 @@ mod tests {
                 TcpStream::connect(address).is_err(),
                 std::os::unix::net::UnixDatagram::unbound().is_err(),
                 std::process::Command::new("/bin/true").status().is_err(),
-                rustix::process::kill_process(rustix::process::getpid(), Signal::CONT).is_err(),
+                rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::CONT).is_err(),
                 nix::unistd::setuid(Uid::from_raw(61_243)).is_err(),
                 // Threads are allowed.
                 std::thread::spawn(|| ()).join().is_ok(),
