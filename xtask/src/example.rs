@@ -168,7 +168,9 @@ pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<()> {
         if entry.file_type()?.is_dir() {
             copy_tree(&source, &target)?;
         } else {
-            copy_file(&source, &target, 0o644)?;
+            // Others' writing is what a checkout's umask may have left; whether it is a program is the file's own.
+            let executable = entry.metadata()?.permissions().mode() & 0o111 != 0;
+            copy_file(&source, &target, if executable { 0o755 } else { 0o644 })?;
         }
     }
     Ok(())
