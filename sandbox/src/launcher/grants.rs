@@ -23,7 +23,7 @@ use super::evidence::Chain;
 use super::history;
 use super::kept::{Kept, KeptWorkspace};
 use super::peer::{FileIdentity, Peer};
-use super::warm::Holder;
+use super::warm::{Holder, Order};
 use crate::cgroup::{CgroupError, Slice, Tree};
 use crate::policy::ProtectRule;
 use crate::protocol::SliceLimits;
@@ -173,6 +173,8 @@ pub struct Grant {
     pub is_kept: bool,
     /// Of a job of an earlier launcher, until agentd is told: which of the calls that it asked about never started.
     pub readmitted: Option<Vec<CallId>>,
+    /// What its ended calls leave to be started ahead: see [`Self::holder`] for when.
+    pub orders: Vec<Order>,
     slice: Option<Slice>,
 }
 
@@ -332,6 +334,7 @@ impl Grant {
             chain: Chain::default(),
             is_kept: false,
             readmitted: None,
+            orders: Vec::new(),
             slice: None,
         }
     }

@@ -383,7 +383,7 @@ impl Service {
             let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 });
         }
         self.calls.clear();
-        self.waiting.remove_idle_slices();
+        self.waiting.remove_idle_slices(|_| false);
         self.remove_idle_probes();
         let undo_bytes = self.parts.config.workspace.undo_bytes.0;
         std::mem::take(&mut self.grants).into_values().for_each(|grant| grant.dismantle(Sharing::Alone, undo_bytes));

@@ -224,9 +224,10 @@ impl Waiting {
         })
     }
 
-    /// Removes the cgroups of users for whom nothing is there any more. One that serves a call keeps its cgroup busy.
-    pub fn remove_idle_slices(&mut self) {
-        let is_needed = |uid: u32| self.has_any_of(Holder::DirectCalls(uid));
+    /// Removes the cgroups of users for whom nothing is there any more, and who have no direct call that will leave something to
+    /// be started. One that serves a call keeps its cgroup busy.
+    pub fn remove_idle_slices(&mut self, calls_directly: impl Fn(u32) -> bool) {
+        let is_needed = |uid: u32| self.has_any_of(Holder::DirectCalls(uid)) || calls_directly(uid);
         let idle: Vec<u32> = self.slices.keys().copied().filter(|uid| !is_needed(*uid)).collect();
         for uid in idle {
             if self.slices.get(&uid).is_some_and(|slice| slice.remove().is_ok()) {

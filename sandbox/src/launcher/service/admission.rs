@@ -204,6 +204,10 @@ impl Service {
             }
             return self.tell(&FromLauncher::Closed { job }, Vec::new());
         };
+        // What is started ahead for a job ends with it.
+        let is_direct = !grant.is_kept;
+        let orders = if is_direct { self.take_orders(job) } else { Vec::new() };
+        let Some(grant) = self.grants.get_mut(&job) else { return };
         if keep {
             // Nobody forgets it then.
             grant.is_kept = false;
@@ -218,6 +222,10 @@ impl Service {
         }
         self.waiting.end_of(Holder::Job(job), Instant::now());
         self.close_if_done(job);
+        orders.iter().for_each(|order| self.follow_order(job, order));
+        if is_direct {
+            self.remove_idle_slices();
+        }
     }
 
     /// The last call of a closing job has gone.

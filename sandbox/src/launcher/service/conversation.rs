@@ -81,6 +81,11 @@ impl Service {
         match self.parts.key.sign_payload(payload) {
             Ok(signature) => {
                 self.tell(&FromLauncher::Signed { job, call, signature: Some(signature) }, Vec::new());
+                // A direct call's job is sealed next, so its processes wait until it closes.
+                if self.grants.get(&job).is_some_and(|grant| grant.is_kept) {
+                    let orders = self.take_orders(job);
+                    orders.iter().for_each(|order| self.follow_order(job, order));
+                }
             }
             Err(error) => self.misuse(error.to_string(), Some(job), call),
         }

@@ -423,12 +423,13 @@ impl Service {
             self.read_after(job, id);
         }
         self.let_go(job);
-        // Only now, so that starting the next one does not slow the call down.
-        if let Some(order) = ahead {
-            self.keep_warm(job, order);
+        if let Some(order) = ahead
+            && let Some(grant) = self.grants.get_mut(&job)
+            && !grant.orders.contains(&order)
+        {
+            grant.orders.push(order);
         }
         self.close_if_done(job);
-        self.waiting.remove_idle_slices();
     }
 
     /// Gives back what a sandbox had.

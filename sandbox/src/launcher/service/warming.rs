@@ -19,6 +19,13 @@ use crate::launcher::warm::{Gone, Holder, Lost, Order, State, Warm};
 use crate::plan::View;
 use crate::protocol::{LaunchFailure, Narrowing, Program};
 
+/// An order, and what it comes to under the configuration of now.
+#[derive(Debug)]
+pub(super) struct Warming {
+    order: Order,
+    resolved: Resolved,
+}
+
 impl Service {
     /// A job begins, and may call this tool.
     pub(super) fn warm(&mut self, job: JobId, tool: String, narrow: Narrowing) {
@@ -31,11 +38,22 @@ impl Service {
     }
 
     /// Starts as many processes ahead as an order wants and there are not.
-    pub(super) fn keep_warm(&mut self, job: JobId, mut order: Order) {
-        let now = Instant::now();
-        let Some(grant) = self.grants.get(&job).filter(|grant| grant.phase == Phase::Live && !self.is_cut_off) else {
-            return;
-        };
+    fn keep_warm(&mut self, job: JobId, order: Order) {
+        if let Some(warming) = self.resolve_order(job, order) {
+            self.follow_order(job, &warming);
+        }
+    }
+
+    /// What a job's ended calls leave to be started ahead. Not at once: the launcher does one thing at a time, and an ended call
+    /// still waits for its evidence and its signature.
+    pub(super) fn take_orders(&mut self, job: JobId) -> Vec<Warming> {
+        let orders = self.grants.get_mut(&job).map(|grant| std::mem::take(&mut grant.orders)).unwrap_or_default();
+        orders.into_iter().filter_map(|order| self.resolve_order(job, order)).collect()
+    }
+
+    /// What an order asks for, while its job lives.
+    fn resolve_order(&self, job: JobId, mut order: Order) -> Option<Warming> {
+        let grant = self.grants.get(&job).filter(|grant| grant.phase == Phase::Live && !self.is_cut_off)?;
         let parts = &self.parts;
         let resolved = program::resolve(
             (&parts.catalog, &parts.config, &parts.access, &parts.secrets),
@@ -44,17 +62,22 @@ impl Service {
             &grant.limits,
             &grant.peer,
         );
-        let resolved = match resolved {
-            Ok(resolved) => resolved,
+        let resolved = resolved
             // Its calls say so.
-            Err(failure) => return tracing::debug!(tool = order.tool, failure.message, "nothing is started ahead"),
-        };
+            .inspect_err(|failure| tracing::debug!(tool = order.tool, failure.message, "nothing is started ahead"))
+            .ok()?;
         order.sees_workspace &= resolved.sight != Sight::Nothing;
-        let most = parts.config.limits.warm_processes;
-        for _ in 0..self.waiting.missing(&order, resolved.prewarm, most, now) {
-            if let Err(failure) = self.start_ahead(job, &order, &resolved, now) {
+        Some(Warming { order, resolved })
+    }
+
+    /// Starts what is missing of an order.
+    pub(super) fn follow_order(&mut self, job: JobId, Warming { order, resolved }: &Warming) {
+        let now = Instant::now();
+        let most = self.parts.config.limits.warm_processes;
+        for _ in 0..self.waiting.missing(order, resolved.prewarm, most, now) {
+            if let Err(failure) = self.start_ahead(job, order, resolved, now) {
                 tracing::warn!(tool = order.tool, step = failure.step, failure.message, "no process is started ahead");
-                self.waiting.set_back(&order, now);
+                self.waiting.set_back(order, now);
                 return;
             }
         }
@@ -224,6 +247,12 @@ impl Service {
                 self.close_if_done(job);
             }
         }
-        self.waiting.remove_idle_slices();
+        self.remove_idle_slices();
+    }
+
+    /// Removes the cgroups of what was started ahead for direct calls of users that have none.
+    pub(super) fn remove_idle_slices(&mut self) {
+        let calls_directly = |uid| self.grants.values().any(|grant| grant.holder() == Holder::DirectCalls(uid));
+        self.waiting.remove_idle_slices(calls_directly);
     }
 }
