@@ -1,6 +1,6 @@
 //! Everything that one sandbox needs, decided before anything starts: mounts, rules, limits, identity, program.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, OsString};
 use std::fs;
 use std::io;
@@ -264,8 +264,9 @@ fn entries(inputs: &Inputs<'_>) -> io::Result<Vec<Entry>> {
         vec![scratch("tmp", inputs.limits.tmp, "tmp", 0o1777), scratch("dev/shm", inputs.limits.shm, "shm", 0o1777)];
     let hidden =
         |path: &Path| inputs.policy.paths.iter().any(|rule| rule.access == PathAccess::Hide && rule.path == path);
+    let mut directories = Directories::default();
     for rule in inputs.policy.paths.iter().filter(|rule| rule.access == PathAccess::Read) {
-        for path in matches(rule)?.into_iter().filter(|path| !hidden(path)) {
+        for path in directories.matches(rule)?.into_iter().filter(|path| !hidden(path)) {
             entries.extend(mirror(&path)?);
         }
     }
@@ -298,26 +299,35 @@ fn guarded(inputs: &Inputs<'_>) -> Vec<PathBuf> {
     rules.map(|rule| PathBuf::from(&rule.name)).collect()
 }
 
-/// The paths that a rule stands for, of those that the host has.
-fn matches(rule: &PathRule) -> io::Result<Vec<PathBuf>> {
-    let name = rule.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let (Some(prefix), Some(parent)) = (name.strip_suffix('*'), rule.path.parent()) else {
-        return Ok(vec![rule.path.clone()]);
-    };
-    let listing = match fs::read_dir(parent) {
-        Ok(listing) => listing,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
-    let mut found = Vec::new();
-    for entry in listing {
-        let entry = entry?;
-        if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
-            found.push(entry.path());
-        }
+/// The directories that rules with a `*` have been looked for in: each is read once for a plan, however many rules name it.
+#[derive(Debug, Default)]
+struct Directories(BTreeMap<PathBuf, Vec<OsString>>);
+
+impl Directories {
+    /// The paths that a rule stands for, of those that the host has.
+    fn matches(&mut self, rule: &PathRule) -> io::Result<Vec<PathBuf>> {
+        let name = rule.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let (Some(prefix), Some(parent)) = (name.strip_suffix('*'), rule.path.parent()) else {
+            return Ok(vec![rule.path.clone()]);
+        };
+        let names = self.names(parent)?.iter().filter(|name| name.as_encoded_bytes().starts_with(prefix.as_bytes()));
+        let mut found: Vec<_> = names.map(|name| parent.join(name)).collect();
+        found.sort();
+        Ok(found)
     }
-    found.sort();
-    Ok(found)
+
+    /// The names in a directory; none where there is no directory.
+    fn names(&mut self, directory: &Path) -> io::Result<&[OsString]> {
+        if !self.0.contains_key(directory) {
+            let names = match fs::read_dir(directory) {
+                Ok(listing) => listing.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+                Err(error) => return Err(error),
+            };
+            self.0.insert(directory.to_owned(), names);
+        }
+        Ok(self.0.get(directory).map_or(&[], Vec::as_slice))
+    }
 }
 
 /// A path of the host at its own name: a link as a link, everything else bound, and nothing for what is not there.
