@@ -1,24 +1,27 @@
 //! The system call filter: an allow-list, compiled once when a policy is loaded (seccomp(2)).
 //!
-//! One program in three parts, each of which hands on what it has no verdict for:
+//! One program in parts, each of which hands on what it has no verdict for:
 //!
 //! | part | verdict |
 //! |---|---|
+//! | architecture | calls of another architecture's interface, such as i386's, are killed |
 //! | guard | calls of the x32 interface fail with ENOSYS |
-//! | allow-list | allowed calls pass; allowed calls with other arguments than the policy allows fail with EPERM |
+//! | quick | allowed calls pass, if the policy allows them with any arguments |
+//! | conditions | other allowed calls pass, or fail with EPERM when their arguments are not allowed |
 //! | refusals | all other calls that are known by name fail with EPERM |
 //! | end | what is left, so every call newer than this program, fails with ENOSYS |
 //!
-//! With a listener, allow-list and refusals do not answer themselves: see [`crate::denials`].
+//! With a listener, conditions and refusals do not answer themselves: see [`crate::denials`].
 //!
-//! Calls of another architecture's interface, such as i386's, are killed. clone3 fails with ENOSYS: its flags lie in memory
+//! clone3 fails with ENOSYS: its flags lie in memory
 //! that no filter can read, and C libraries then use clone.
 
 mod groups;
 mod names;
+mod quick;
 mod rules;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -88,25 +91,23 @@ impl Program {
     /// When the filter would be too large or a condition is not valid.
     pub fn compile(allow: &[Allow]) -> Result<Self, CompileError> {
         let architecture = architecture().map_err(CompileError::Filter)?;
-        let mut allowed: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
-        let mut unconditional: Vec<i64> = LAUNCH.iter().filter_map(|name| names::number(name)).collect();
+        let mut conditional: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+        let mut unconditional: BTreeSet<i64> = LAUNCH.iter().filter_map(|name| names::number(name)).collect();
         for permission in allow {
             // A call that this architecture does not have needs no permission.
             let Some(number) = names::number(&permission.call) else { continue };
-            let rules = allowed.entry(number).or_default();
             if permission.conditions.is_empty() {
-                unconditional.push(number);
+                unconditional.insert(number);
             } else {
-                rules.push(rule(&permission.conditions).map_err(CompileError::Filter)?);
+                let rule = rule(&permission.conditions).map_err(CompileError::Filter)?;
+                conditional.entry(number).or_default().push(rule);
             }
         }
-        for number in unconditional {
-            allowed.insert(number, Vec::new());
-        }
         let refused: BTreeMap<i64, Vec<SeccompRule>> = names::all()
-            .filter(|(_, number)| !allowed.contains_key(number))
+            .filter(|(_, number)| !conditional.contains_key(number) && !unconditional.contains(number))
             .map(|(_, number)| (number, Vec::new()))
             .collect();
+        conditional.retain(|number, _| !unconditional.contains(number));
         let compile = |rules, otherwise, verdict| {
             SeccompFilter::new(rules, otherwise, verdict, architecture)
                 .and_then(BpfProgram::try_from)
@@ -114,11 +115,15 @@ impl Program {
         };
         let eperm = || SeccompAction::Errno(libc::EPERM as u32);
         let enosys = SeccompAction::Errno(libc::ENOSYS as u32);
-        let mut silent = guard();
-        silent.extend(without_end(compile(allowed.clone(), eperm(), SeccompAction::Allow)?));
+        // Without rules there is only the check of the architecture, which numbers mean nothing without.
+        let checked = without_end(compile(BTreeMap::new(), eperm(), SeccompAction::Allow)?);
+        let passing = quick::pass(unconditional.into_iter().filter_map(|number| u32::try_from(number).ok()));
+        let head = [checked, guard(), passing];
+        let mut silent = head.concat();
+        silent.extend(without_end(compile(conditional.clone(), eperm(), SeccompAction::Allow)?));
         silent.extend(compile(refused, enosys, eperm())?);
-        let mut naming = guard();
-        naming.extend(compile(allowed, ASK, SeccompAction::Allow)?);
+        let mut naming = head.concat();
+        naming.extend(compile(conditional, ASK, SeccompAction::Allow)?);
         ask_a_listener(&mut naming);
         Ok(Self { silent, naming })
     }
@@ -214,16 +219,18 @@ fn rule(conditions: &[Condition]) -> Result<SeccompRule, seccompiler::BackendErr
 
 // Classic BPF (linux/filter.h) and seccomp's return values (linux/seccomp.h).
 const LOAD_WORD: u16 = 0x20;
+const JUMP: u16 = 0x05;
 const JUMP_IF_AT_LEAST: u16 = 0x35;
 const JUMP_IF_EQUAL: u16 = 0x15;
 const RETURN: u16 = 0x06;
+const ALLOW: u32 = 0x7fff_0000;
 const RETURN_ERRNO: u32 = 0x0005_0000;
 const RETURN_TRACE: u32 = 0x7ff0_0000;
 /// Bit 30 of a call's number marks the x32 interface, which x86-64 kernels may offer beside their own.
 const X32: u32 = 0x4000_0000;
 
-/// seccompiler checks the architecture, which x32 shares with x86-64, so this part is by hand. Everything else goes on to
-/// the instruction after it.
+/// x32 shares its architecture with x86-64, so seccompiler knows nothing of it. Everything else goes on to the instruction after
+/// this part, with the call's number in the accumulator.
 fn guard() -> BpfProgram {
     let never_heard_of = sock_filter { code: RETURN, jt: 0, jf: 0, k: RETURN_ERRNO | libc::ENOSYS as u32 };
     let mut program = vec![
@@ -264,18 +271,23 @@ mod tests {
 
     /// A call as the filter sees it (struct seccomp_data).
     #[derive(Clone, Copy, Debug)]
-    struct Call {
-        number: u32,
-        arguments: [u64; 6],
+    pub(super) struct Call {
+        pub(super) number: u32,
+        pub(super) arguments: [u64; 6],
     }
 
     const X86_64: u32 = 0xc000_003e;
+    const I386: u32 = 0x4000_0003;
+
+    pub(super) fn verdict(program: &[sock_filter], call: Call) -> u32 {
+        verdict_on(program, X86_64, call)
+    }
 
     /// Runs a program as the kernel's interpreter would, with the few instructions that are used.
-    fn verdict(program: &[sock_filter], call: Call) -> u32 {
+    fn verdict_on(program: &[sock_filter], architecture: u32, call: Call) -> u32 {
         let word = |offset: u32| match offset {
             0 => call.number,
-            4 => X86_64,
+            4 => architecture,
             offset => {
                 let (index, upper) = ((offset - 16) / 8, (offset - 16) % 8 == 4);
                 let argument = call.arguments[index as usize];
@@ -300,7 +312,6 @@ mod tests {
         }
     }
 
-    const ALLOW: u32 = 0x7fff_0000;
     const EPERM: u32 = RETURN_ERRNO | libc::EPERM as u32;
     const ENOSYS: u32 = RETURN_ERRNO | libc::ENOSYS as u32;
 
@@ -321,6 +332,24 @@ mod tests {
                 assert!(cfg!(not(target_arch = "x86_64")) || names::number(name).is_some(), "{name} in {}", group.name);
             }
         }
+    }
+
+    #[test]
+    fn no_number_counts_on_another_architecture() {
+        let program = compiled(&["@base", "@files"]);
+        for form in [&program.silent, &program.naming] {
+            for number in (0..600).chain([X32 + 1, u32::MAX]) {
+                let call = Call { number, arguments: [0; 6] };
+                assert_eq!(verdict_on(form, I386, call), libc::SECCOMP_RET_KILL_PROCESS, "{number}");
+            }
+        }
+    }
+
+    /// Its length is time at each launch: see [`quick`].
+    #[test]
+    fn a_filter_of_everything_is_short() {
+        let program = compiled(&["@base", "@files", "@processes", "@ipc", "@sockets"]);
+        assert!(program.naming.len() < 400, "{} instructions", program.naming.len());
     }
 
     #[test]
