@@ -1,25 +1,26 @@
 //! The daemon's end of the launcher's protocol.
 //!
 //! ```text
-//!   tasks ── Outgoing ──► writer thread ── send ──► launcher
-//!     ▲                                                │
-//!     └── oneshot per question ◄── reader thread ◄─────┘
+//!   tasks ──────────────── outbox ─────────────► launcher
+//!     ▲                                             │
+//!     └── oneshot per question ◄── reader thread ◄──┘
 //! ```
 //!
-//! Two threads with blocking calls, since there is no safe way to wait for such a socket in the runtime. Each question
-//! leaves a sender under the key of its answer; when the channel closes, all senders are dropped and every waiting task
+//! Tasks send by themselves; the reader is a thread with blocking calls. Each question leaves a sender under the key of its answer; when the channel closes, all senders are dropped and every waiting task
 //! sees [`LinkError::Closed`].
+
+mod outbox;
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sandbox::netns::Sockets;
-use sandbox::protocol::channel::{Channel, ReceiveError, Received, SendError};
+use sandbox::protocol::channel::{Channel, ReceiveError, Received};
 use sandbox::protocol::{Application, FromLauncher, Narrowing, Program, SliceLimits, ToLauncher, WorkspaceChoice};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::oneshot;
@@ -28,6 +29,7 @@ use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
 use toolproto::receipt::{Claims, NetworkClaims, Signature, SignedEvidence};
 
+use self::outbox::Outbox;
 use crate::egress::{Egress, Opening};
 use crate::launch::{Admission, Ended, Keep, Launch, LinkError, Order, Rejection, Settled, Stdin};
 use crate::progress;
@@ -37,23 +39,17 @@ use crate::redaction::Redactor;
 const STDOUT_LIMIT: u64 = 64 << 20;
 /// How much of the end of a call's stderr is kept.
 const STDERR_TAIL: u64 = 8 << 10;
+/// How long output may be that is read without leaving the task for it.
+const SHORT_OUTPUT: u64 = 64 << 10;
 
 /// The launcher behind a channel.
 #[derive(Debug)]
 pub struct LauncherLink {
-    outgoing: mpsc::Sender<Outgoing>,
+    outbox: Outbox,
     pending: Arc<Pending>,
     closed: CancellationToken,
     leftovers: Mutex<Option<oneshot::Receiver<Answer>>>,
     redactor: Redactor,
-}
-
-#[derive(Debug)]
-struct Outgoing {
-    message: ToLauncher,
-    descriptors: Vec<OwnedFd>,
-    /// Whose answer will not come when the message cannot be sent; a `Stop` has none.
-    answer: Option<Key>,
 }
 
 /// What a waiting task waits for.
@@ -85,22 +81,18 @@ struct Told {
 struct Pending(Mutex<Option<HashMap<Key, oneshot::Sender<Answer>>>>);
 
 impl LauncherLink {
-    /// Starts the two threads over the inherited end of the channel. Calls with listed hosts are let out by `egress`.
+    /// Starts the reader over the inherited end of the channel. Calls with listed hosts are let out by `egress`.
     ///
     /// # Errors
-    /// When a thread cannot be started.
+    /// When the thread cannot be started, or no descriptor is left.
     pub fn start(socket: OwnedFd, egress: Egress) -> io::Result<Self> {
-        let channel = Arc::new(Channel::new(socket));
+        let outbox = Outbox::new(socket.try_clone()?);
+        let channel = Channel::new(socket);
         let pending = Arc::new(Pending(Mutex::new(Some(HashMap::new()))));
         // Said without being asked, first of all.
         let (sender, leftovers) = oneshot::channel();
         pending.insert(Key::Leftovers, sender).map_err(io::Error::other)?;
         let closed = CancellationToken::new();
-        let (outgoing, queue) = mpsc::channel();
-        let writer = (Arc::clone(&channel), Arc::clone(&pending));
-        std::thread::Builder::new()
-            .name("launcher-writer".to_owned())
-            .spawn(move || write_all(&queue, &writer.0, &writer.1))?;
         let redactor = Redactor::default();
         let reader = (Arc::clone(&pending), closed.clone(), redactor.clone());
         std::thread::Builder::new().name("launcher-reader".to_owned()).spawn(move || {
@@ -109,7 +101,7 @@ impl LauncherLink {
             reader.0.close();
             reader.1.cancel();
         })?;
-        Ok(Self { outgoing, pending, closed, leftovers: Mutex::new(Some(leftovers)), redactor })
+        Ok(Self { outbox, pending, closed, leftovers: Mutex::new(Some(leftovers)), redactor })
     }
 
     /// The commits that an earlier run prepared and nobody has decided, each call with its job. To be taken once.
@@ -153,7 +145,7 @@ impl LauncherLink {
     async fn ask(&self, message: ToLauncher, descriptors: Vec<OwnedFd>, key: Key) -> Answer {
         let (sender, answer) = oneshot::channel();
         self.pending.insert(key, sender)?;
-        self.outgoing.send(Outgoing { message, descriptors, answer: Some(key) }).map_err(|_| LinkError::Closed)?;
+        self.outbox.send(&message, descriptors).inspect_err(|_| self.pending.forget(key))?;
         answer.await.map_err(|_| LinkError::Closed)?
     }
 
@@ -163,10 +155,16 @@ impl LauncherLink {
         let FromLauncher::Ended { outcome, failure, stdout_overflowed, mut usage, mut denied, .. } = message else {
             return Err(unexpected(&message));
         };
-        let (stdout, stderr_tail) = tokio::task::spawn_blocking(move || captured(descriptors))
-            .await
-            .map_err(|error| LinkError::Exchange(error.to_string()))?
-            .map_err(|error| LinkError::Exchange(format!("the call's output could not be read: {error}")))?;
+        let files: Vec<File> = descriptors.into_iter().map(File::from).collect();
+        // Captured output lies in memory.
+        let captured = if is_short(&files) {
+            captured(files)
+        } else {
+            let reading = tokio::task::spawn_blocking(move || captured(files));
+            reading.await.map_err(|error| LinkError::Exchange(error.to_string()))?
+        };
+        let (stdout, stderr_tail) =
+            captured.map_err(|error| LinkError::Exchange(format!("the call's output could not be read: {error}")))?;
         let (stdout, stderr_tail) = (self.redactor.bytes(stdout), self.redactor.text(stderr_tail));
         let network = match network {
             Some(network) => {
@@ -214,15 +212,13 @@ impl Launch for LauncherLink {
     }
 
     fn warm(&self, job: JobId, tool: String, narrow: Narrowing) -> Result<(), LinkError> {
-        let message = ToLauncher::Warm { job, tool, narrow };
-        let outgoing = Outgoing { message, descriptors: Vec::new(), answer: None };
-        self.outgoing.send(outgoing).map_err(|_| LinkError::Closed)
+        self.outbox.send(&ToLauncher::Warm { job, tool, narrow }, Vec::new())
     }
 
     async fn probe(&self, runtime: String, time: Duration) -> Result<Ended, LinkError> {
         let call = CallId::generate();
         let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let stop = StopOnDrop { outgoing: &self.outgoing, call, armed: true };
+        let stop = StopOnDrop { outbox: &self.outbox, call, armed: true };
         let told = self.ask(ToLauncher::Probe { call, runtime, time_ms }, Vec::new(), Key::End(call)).await;
         stop.disarm();
         self.ended(told?).await
@@ -254,7 +250,7 @@ impl Launch for LauncherLink {
         let message = ToLauncher::Launch { job, call, attempt_of, program, time_ms, narrow };
 
         // A caller that goes away must not leave its call running.
-        let stop = StopOnDrop { outgoing: &self.outgoing, call, armed: true };
+        let stop = StopOnDrop { outbox: &self.outbox, call, armed: true };
         let mut feeder = feed.map(|(pipe, bytes)| AbortOnDrop(tokio::spawn(feed_stdin(pipe, bytes))));
         let mut handover = Expected::new(&self.pending, Key::Handover(call))?;
         let ended = self.ask(message, descriptors, Key::End(call));
@@ -388,21 +384,6 @@ impl Pending {
     }
 }
 
-fn write_all(queue: &mpsc::Receiver<Outgoing>, channel: &Channel, pending: &Pending) {
-    for Outgoing { message, descriptors, answer } in queue {
-        let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        let Err(error) = channel.send(&message, &borrowed) else { continue };
-        if matches!(error, SendError::Closed) {
-            // The reader thread sees it, too, and answers everybody.
-            return;
-        }
-        match answer {
-            Some(key) => pending.answer(key, Err(LinkError::Exchange(error.to_string()))),
-            None => tracing::error!(%error, "a message to the launcher was not sent"),
-        }
-    }
-}
-
 fn read_all(channel: &Channel, pending: &Pending, redactor: &Redactor, egress: &Egress) {
     loop {
         let (message, descriptors) = match channel.receive::<FromLauncher>() {
@@ -490,16 +471,18 @@ impl Drop for Expected<'_> {
 
 /// Sends a `Stop` when the task that waits for a call is dropped.
 struct StopOnDrop<'a> {
-    outgoing: &'a mpsc::Sender<Outgoing>,
+    outbox: &'a Outbox,
     call: CallId,
     armed: bool,
 }
 
 impl StopOnDrop<'_> {
     fn stop(&self) {
-        let stop = ToLauncher::Stop { call: self.call };
-        // When the writer has gone, so has the launcher, and the call with it.
-        drop(self.outgoing.send(Outgoing { message: stop, descriptors: Vec::new(), answer: None }));
+        match self.outbox.send(&ToLauncher::Stop { call: self.call }, Vec::new()) {
+            // A launcher that has gone has taken the call with it.
+            Ok(()) | Err(LinkError::Closed) => {}
+            Err(error) => tracing::error!(call = %self.call, %error, "a call runs on until its deadline"),
+        }
     }
 
     fn disarm(mut self) {
@@ -541,9 +524,14 @@ async fn feed_stdin(pipe: OwnedFd, bytes: Arc<[u8]>) {
     }
 }
 
+/// Whether reading output takes less time than having another thread read it.
+fn is_short(files: &[File]) -> bool {
+    files.iter().all(|file| file.metadata().is_ok_and(|metadata| metadata.len() <= SHORT_OUTPUT))
+}
+
 /// What a call wrote: all of stdout up to [`STDOUT_LIMIT`], the end of stderr. An `exec` has no captured output.
-fn captured(descriptors: Vec<OwnedFd>) -> io::Result<(Vec<u8>, String)> {
-    let mut files = descriptors.into_iter().map(File::from);
+fn captured(files: Vec<File>) -> io::Result<(Vec<u8>, String)> {
+    let mut files = files.into_iter();
     let stdout = match files.next() {
         Some(file) => read_range(&file, 0, STDOUT_LIMIT)?,
         None => Vec::new(),
@@ -588,6 +576,7 @@ fn unexpected(message: &FromLauncher) -> LinkError {
 mod tests {
     use std::collections::BTreeMap;
     use std::io::{Read, Write};
+    use std::os::fd::AsFd;
 
     use sandbox::protocol::channel::pair;
     use toolproto::code::Code;

@@ -10,8 +10,8 @@
 //! Bodies over [`INLINE_LIMIT`] go by memfd. Its seals are required, so what is read cannot change while it is read, and
 //! a descriptor that is no memfd (which could block who reads it) is refused; the body is bounded by [`BODY_LIMIT`].
 //!
-//! [`Channel`] is the blocking end for agentd's reader and writer threads; [`QueuedChannel`] is the launcher's: it never
-//! blocks, and keeps what does not fit into the socket in a queue.
+//! [`Channel`] is the blocking end, for agentd's reader; [`QueuedChannel`] is for who must not wait, the launcher and agentd's
+//! tasks: it never blocks, and keeps what does not fit into the socket in a queue.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -33,7 +33,7 @@ pub const INLINE_LIMIT: usize = 32 * 1024;
 pub const BODY_LIMIT: usize = 16 * 1024 * 1024;
 /// The most descriptors that one message may carry.
 pub const DESCRIPTOR_LIMIT: usize = 96;
-/// The most bytes that wait in the launcher's queue before the peer counts as stuck.
+/// The most bytes that wait in a queue before the peer counts as stuck.
 pub const QUEUE_LIMIT: usize = 64 * 1024 * 1024;
 
 const INLINE: u8 = 0;
@@ -99,7 +99,7 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// The blocking end. Sending and receiving are independent: a reader and a writer thread may share it.
+/// The blocking end.
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
