@@ -1,6 +1,7 @@
 //! Debian's packages: those that this host lacks are installed, those for guests are fetched with lists of their own, so that
 //! the host's sources stay as they are.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -133,11 +134,23 @@ impl Archive {
         command
     }
 
-    /// The package that a metapackage stands for today, for instance a kernel's.
-    pub(crate) fn behind(&self, metapackage: &str) -> Result<String> {
-        let depends = process::output(self.apt("apt-cache").args(["depends", "--important", metapackage]))?;
-        let found = depends.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
-        found.map(str::to_owned).with_context(|| format!("{metapackage} depends on nothing"))
+    /// The packages that a metapackage stands for today, directly or by one another, whose names begin with one of these: a
+    /// kernel, for instance, is one package in some releases and several in others.
+    pub(crate) fn behind(&self, metapackage: &str, prefixes: &[&str]) -> Result<BTreeSet<String>> {
+        let mut found = BTreeSet::new();
+        let mut open = vec![metapackage.to_owned()];
+        while let Some(package) = open.pop() {
+            let depends = process::output(self.apt("apt-cache").args(["depends", "--important", &package]))?;
+            for needed in needed(&depends, prefixes) {
+                if found.insert(needed.clone()) {
+                    open.push(needed);
+                }
+            }
+        }
+        if found.is_empty() {
+            bail!("{metapackage} stands for no package");
+        }
+        Ok(found)
     }
 
     /// Unpacks a package's files into a folder.
@@ -152,5 +165,25 @@ impl Archive {
         let file = fs::read_dir(scratch.path())?.next().with_context(|| format!("{package} was not fetched"))??;
         fs::create_dir_all(into)?;
         process::run(Command::new("dpkg-deb").arg("--extract").arg(file.path()).arg(into))
+    }
+}
+
+/// What `apt-cache depends` says a package needs, of these names.
+fn needed(depends: &str, prefixes: &[&str]) -> Vec<String> {
+    let names = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+    names.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix))).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_package_needs_is_read_by_name() {
+        let depends = "linux-image-7.3.4+deb13-amd64\n  PreDepends: linux-base\n |Depends: <dracut>\n  \
+                       Depends: <linux-initramfs-tool>\n  Depends: linux-base-7.3.4+deb13-amd64\n  \
+                       Depends: linux-binary-7.3.4+deb13-amd64\n  Depends: linux-modules-7.3.4+deb13-amd64\n";
+        let needed = needed(depends, &["linux-binary-", "linux-modules-"]);
+        assert_eq!(needed, ["linux-binary-7.3.4+deb13-amd64", "linux-modules-7.3.4+deb13-amd64"]);
     }
 }

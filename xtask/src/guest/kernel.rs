@@ -18,6 +18,8 @@ const EARLY_MODULES: [&str; 7] =
     ["virtio_pci", "virtio_blk", "virtio_console", "ext4", "9p", "9pnet_virtio", "overlay"];
 /// ext4 asks for its checksum by an alias, which nothing here resolves. Newer kernels have it built in.
 const CHECKSUMS: [&str; 1] = ["crc32c_generic"];
+/// What the packages of a kernel are called: its image and its modules, which newer releases pack apart.
+const PARTS: [&str; 3] = ["linux-image-", "linux-binary-", "linux-modules-"];
 const INIT: &str = include_str!("init.sh");
 const CONTROL: &str = include_str!("control.sh");
 
@@ -60,7 +62,9 @@ fn fetch(suite: Suite, folder: &Path) -> Result<()> {
     let scratch = tempfile::tempdir_in(debian::folder()?)?;
     let fresh = scratch.path().join("kernel");
     let archive = Archive::open(suite)?;
-    archive.unpack(&archive.behind("linux-image-amd64")?, &fresh)?;
+    for package in archive.behind("linux-image-amd64", &PARTS)? {
+        archive.unpack(&package, &fresh)?;
+    }
     // Debian merged /lib into /usr/lib in between.
     for place in ["lib/modules", "usr/lib/modules"] {
         let found = fresh.join(place);
