@@ -18,8 +18,8 @@ const EARLY_MODULES: [&str; 7] =
     ["virtio_pci", "virtio_blk", "virtio_console", "ext4", "9p", "9pnet_virtio", "overlay"];
 /// ext4 asks for its checksum by an alias, which nothing here resolves. Newer kernels have it built in.
 const CHECKSUMS: [&str; 1] = ["crc32c_generic"];
-/// What the packages of a kernel are called: its image and its modules, which newer releases pack apart.
-const PARTS: [&str; 3] = ["linux-image-", "linux-binary-", "linux-modules-"];
+/// What the packages of a kernel are called: its image, its modules and their lists, which newer releases pack apart.
+const PARTS: [&str; 4] = ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"];
 const INIT: &str = include_str!("init.sh");
 const CONTROL: &str = include_str!("control.sh");
 
@@ -74,8 +74,12 @@ fn fetch(suite: Suite, folder: &Path) -> Result<()> {
         }
     }
     let release = fs::read_dir(fresh.join("lib/modules"))?.next().context("the package has no modules")??;
-    let image = format!("boot/vmlinuz-{}", release.file_name().to_string_lossy());
-    fs::rename(fresh.join(image), fresh.join("vmlinuz"))?;
+    let name = release.file_name();
+    let name = name.to_string_lossy();
+    // Newer releases keep the image beside the modules.
+    let images = [format!("boot/vmlinuz-{name}"), format!("lib/modules/{name}/vmlinuz")];
+    let image = images.iter().map(|place| fresh.join(place)).find(|image| image.is_file());
+    fs::rename(image.context("the packages hold no image")?, fresh.join("vmlinuz"))?;
     process::run(Command::new("depmod").arg("--basedir").arg(&fresh).arg(release.file_name()))?;
     Archive::open(Suite::Trixie)?.unpack("busybox-static", &fresh.join("busybox"))?;
     fs::rename(&fresh, folder)?;
