@@ -11,6 +11,7 @@
 
 mod answer;
 mod attestation;
+mod named;
 mod sealing;
 
 use std::time::Duration;
@@ -23,7 +24,7 @@ use toolproto::api::CallError;
 use toolproto::code::Code;
 use toolproto::ids::{CallId, JobId};
 use toolproto::manifest::Effects;
-use toolproto::receipt::OutcomeKind;
+use toolproto::receipt::{Denial, OutcomeKind};
 use toolproto::reply::Artifact;
 use toolproto::request::{Operation, PROTOCOL, Request};
 
@@ -89,6 +90,8 @@ pub struct Ran {
     pub(crate) commit: bool,
     pub(crate) notes: Vec<String>,
     pub(crate) spilling: Spilling,
+    /// Paths that it named itself when it failed, and that its plan keeps from it.
+    pub(crate) named: Vec<Denial>,
 }
 
 impl Ran {
@@ -200,7 +203,15 @@ pub async fn run<L: Launch>(
         watcher: asked.watcher.clone(),
     };
     let ended = launch.launch(order, cancel).await?;
-    let (answered, notes) = read(tool, asked.call, &ended);
+    let (mut answered, notes) = read(tool, asked.call, &ended);
+    let named = match &answered {
+        Answered::Success { .. } => Vec::new(),
+        Answered::Failure(_) => {
+            let outline = tools.outlines().of_tool(&tool.manifest);
+            outline.map(|outline| named::denied(&outline, &ended, &answered, &ended.stderr_tail)).unwrap_or_default()
+        }
+    };
+    named::tell(&mut answered, &named);
     Ok(Ran {
         effects: tool.manifest.execution.effects,
         commit: matches!(answered, Answered::Success { .. }),
@@ -209,6 +220,7 @@ pub async fn run<L: Launch>(
         answered,
         notes,
         spilling: tool.manifest.spill.map_or(Spilling::Never, Spilling::Over),
+        named,
         asked,
     })
 }
@@ -224,13 +236,21 @@ pub fn refused(tools: &Tools, asked: Asked, error: CallError) -> Ran {
         commit: false,
         notes: Vec::new(),
         spilling: Spilling::Never,
+        named: Vec::new(),
         asked,
     }
 }
 
-/// An ad-hoc command that ended: its status is its answer.
+/// An ad-hoc command that ended: its status is its answer. `said` is the end of what it wrote to stderr.
 #[must_use]
-pub fn ran_adhoc(job: JobId, call: CallId, program: Program, keep: bool, ended: Ended) -> Ran {
+pub fn ran_adhoc(
+    tools: &Tools,
+    (job, call): (JobId, CallId),
+    program: Program,
+    keep: bool,
+    ended: Ended,
+    said: &str,
+) -> Ran {
     let command = match &program {
         Program::Adhoc { command, .. } => json!({"command": command}),
         Program::Tool { name } => json!({"tool": name}),
@@ -242,6 +262,11 @@ pub fn ran_adhoc(job: JobId, call: CallId, program: Program, keep: bool, ended: 
         (_, Some(error)) => Answered::Failure(error),
         (status, None) => Answered::Success { result: json!({"exit_status": status}), artifacts: Vec::new() },
     };
+    let outline = match &program {
+        Program::Adhoc { policy, runtime, .. } => tools.outlines().under(policy, runtime.as_deref()),
+        _ => None,
+    };
+    let named = outline.map(|outline| named::denied(&outline, &ended, &answered, said)).unwrap_or_default();
     Ran {
         asked: Asked {
             job,
@@ -261,6 +286,7 @@ pub fn ran_adhoc(job: JobId, call: CallId, program: Program, keep: bool, ended: 
         answered,
         notes: Vec::new(),
         spilling: Spilling::Never,
+        named,
     }
 }
 
@@ -290,6 +316,7 @@ pub fn rolled_back(job: JobId, call: CallId, program: Program, request: Value, e
         answered,
         notes: Vec::new(),
         spilling: Spilling::Never,
+        named: Vec::new(),
     }
 }
 

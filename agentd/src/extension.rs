@@ -181,6 +181,7 @@ pub async fn ask<L: Launch>(
         commit: false,
         notes: vec![format!("operation {point}")],
         spilling: Spilling::Never,
+        named: Vec::new(),
     };
     let mut stdin = match serde_json::to_vec(&request) {
         Ok(stdin) => stdin,

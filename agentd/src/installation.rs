@@ -13,6 +13,7 @@ use toolproto::source::{FileError, line_of_key, nearest};
 
 use crate::agent::{Agent, Price};
 use crate::extension::Extension;
+use crate::outlines::Outlines;
 use crate::runtimes::Runtime;
 use crate::tools::{Tool, Tools};
 
@@ -70,7 +71,7 @@ impl Installation {
         if errors.is_empty() {
             let tools = tools.into_iter().collect::<Tools>().with_extensions(extensions);
             let runtimes = catalog.runtimes.values().filter_map(|runtime| Runtime::of(runtime.as_ref().ok()?));
-            let tools = tools.with_runtimes(runtimes);
+            let tools = tools.with_runtimes(runtimes).with_outlines(Outlines::of(&catalog));
             Ok(Self { config, catalog, tools, agents })
         } else {
             Err(errors)

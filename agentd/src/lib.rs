@@ -24,6 +24,7 @@
 //! | [`ledger`] | what was acknowledged, on disk |
 //! | [`model`] | who is asked what to do next |
 //! | [`observe`] | what watches without taking part: audit log, metrics |
+//! | [`outlines`] | what the plans of calls say about paths |
 //! | `progress` | what a running tool says about how far it is |
 //! | [`queue`] | whose job runs next |
 //! | `redaction` | secrets are taken out of what leaves a call |
@@ -60,6 +61,7 @@ pub mod launcher_link;
 pub mod ledger;
 pub mod model;
 pub mod observe;
+pub mod outlines;
 mod progress;
 pub mod queue;
 mod redaction;

@@ -307,6 +307,7 @@ mod tests {
             commit: true,
             notes: Vec::new(),
             spilling: Spilling::Over(Bytes(100)),
+            named: Vec::new(),
         }
     }
 

@@ -13,6 +13,7 @@ use toolproto::source::FileError;
 
 use crate::extension::Extension;
 use crate::model::ToolOffer;
+use crate::outlines::Outlines;
 use crate::runtimes::Runtime;
 use crate::schema::Schema;
 
@@ -40,6 +41,7 @@ pub struct Tools {
     tools: BTreeMap<String, Arc<Tool>>,
     extensions: BTreeMap<String, Arc<Extension>>,
     runtimes: BTreeMap<String, Runtime>,
+    outlines: Outlines,
 }
 
 impl Tool {
@@ -149,6 +151,18 @@ impl Tools {
         Self { runtimes: runtimes.into_iter().map(named).collect(), ..self }
     }
 
+    /// These tools, with what the plans of their calls, and of commands, say about paths.
+    #[must_use]
+    pub fn with_outlines(self, outlines: Outlines) -> Self {
+        Self { outlines, ..self }
+    }
+
+    /// What plans say about paths.
+    #[must_use]
+    pub const fn outlines(&self) -> &Outlines {
+        &self.outlines
+    }
+
     /// The runtime of this name, if it can be tried.
     #[must_use]
     pub fn runtime(&self, name: &str) -> Option<&Runtime> {
@@ -170,6 +184,6 @@ impl Tools {
 impl FromIterator<Tool> for Tools {
     fn from_iter<I: IntoIterator<Item = Tool>>(tools: I) -> Self {
         let tools = tools.into_iter().map(|tool| (tool.manifest.name.clone(), Arc::new(tool))).collect();
-        Self { tools, extensions: BTreeMap::new(), runtimes: BTreeMap::new() }
+        Self { tools, ..Self::default() }
     }
 }

@@ -436,11 +436,7 @@ impl Events {
     #[must_use]
     pub fn denials(&self) -> Vec<Denial> {
         let limit = |hit: u64, detail: &str, key: &str| {
-            (hit > 0).then(|| Denial {
-                what: "limit".to_owned(),
-                detail: format!("{detail} ({hit} times)"),
-                rule: format!("[limits] {key}"),
-            })
+            (hit > 0).then(|| Denial::seen("limit", format!("{detail} ({hit} times)"), format!("[limits] {key}")))
         };
         let memory = limit(self.oom_kills, "memory: processes were killed", "memory");
         let high = limit(self.slowed, "memory_high: processes were slowed down and memory reclaimed", "memory_high");

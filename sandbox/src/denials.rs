@@ -192,18 +192,11 @@ pub(crate) fn read(records: BorrowedFd<'_>) -> Recorded {
 fn describe(refused: &Refused) -> Denial {
     let full = refused.call.checked_neg().and_then(|number| FULL.get(usize::try_from(number - 1).ok()?));
     if let Some(limit) = full {
-        return Denial {
-            what: LIMIT.to_owned(),
-            detail: format!("{limit}: no space was left"),
-            rule: format!("[limits] {limit}"),
-        };
+        return Denial::seen(LIMIT, format!("{limit}: no space was left"), format!("[limits] {limit}"));
     }
     let Some(name) = call_name(refused.call) else {
-        return Denial {
-            what: "syscall".to_owned(),
-            detail: format!("number {}", refused.call),
-            rule: "none: agentd does not know this system call".to_owned(),
-        };
+        let detail = format!("number {}", refused.call);
+        return Denial::seen("syscall", detail, "none: agentd does not know this system call");
     };
     // Where some arguments are allowed by a shipped group, the refused ones are what matters.
     let detail = if seccomp::is_conditional(name) {
@@ -212,7 +205,7 @@ fn describe(refused: &Refused) -> Denial {
     } else {
         name.to_owned()
     };
-    Denial { what: "syscall".to_owned(), detail, rule: format!("[[syscall]] allow = [\"{name}\"]") }
+    Denial::seen("syscall", detail, format!("[[syscall]] allow = [\"{name}\"]"))
 }
 
 #[cfg(test)]

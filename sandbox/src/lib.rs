@@ -10,6 +10,7 @@
 //! | [`host`] | what this kernel can enforce, probed by behaviour once |
 //! | [`launch`] | from a plan to a running tool, and to its end |
 //! | [`plan`] | everything one sandbox needs, decided before anything starts |
+//! | [`outline`] | what a plan says about a path, for denials that the failing tool itself names |
 //! | [`policy`] | a policy file and the checked policy |
 //! | `steps` | the child's steps between clone and exec, in their one order |
 //! | `init` | PID 1 of each sandbox |
@@ -40,6 +41,7 @@ pub mod log;
 mod mounts;
 mod namespaces;
 pub mod netns;
+pub mod outline;
 pub mod plan;
 pub mod policy;
 mod privileges;

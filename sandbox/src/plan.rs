@@ -255,7 +255,7 @@ fn enforced(host: &Host, limits: &CallLimits, is_let_out: bool) -> Vec<String> {
     mechanisms.map(|mechanism| mechanism.as_str()).chain(always).map(str::to_owned).collect()
 }
 
-fn entries(inputs: &Inputs<'_>) -> io::Result<Vec<Entry>> {
+pub(crate) fn entries(inputs: &Inputs<'_>) -> io::Result<Vec<Entry>> {
     let id = inputs.sandbox_id;
     let own = (id, id);
     let scratch =
@@ -356,7 +356,7 @@ fn relative(path: &Path) -> PathBuf {
 }
 
 /// Files of /etc that must not be the host's: they would tell its users, its names, its servers.
-fn made_files(id: u32, is_let_out: bool) -> Vec<Entry> {
+pub(crate) fn made_files(id: u32, is_let_out: bool) -> Vec<Entry> {
     let resolver = if is_let_out { format!("nameserver {RESOLVER}\n") } else { String::new() };
     [
         ("etc/passwd", format!("root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{id}:{id}:agent:/tmp:/bin/sh\n")),
@@ -373,7 +373,7 @@ fn made_files(id: u32, is_let_out: bool) -> Vec<Entry> {
 }
 
 /// The Landlock rules that follow from what is mounted.
-fn access(inputs: &Inputs<'_>, entries: &[Entry]) -> landlock::Rules {
+pub(crate) fn access(inputs: &Inputs<'_>, entries: &[Entry]) -> landlock::Rules {
     let mut read: BTreeSet<PathBuf> = ["/etc", "/proc", "/sys", "/var", "/run"].map(PathBuf::from).into();
     read.extend(entries.iter().filter_map(|entry| match entry {
         Entry::Bind { target, .. } => Some(Path::new("/").join(target)),

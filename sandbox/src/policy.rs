@@ -643,7 +643,7 @@ impl<'text> Source<'text> {
 }
 
 /// Places inside that are made new for each sandbox, so no path of the host can stand there.
-const OWN_PLACES: [&str; 8] = ["/proc", "/dev", "/sys", "/tmp", "/run", "/workspace", "/job", "/tool"];
+pub(crate) const OWN_PLACES: [&str; 8] = ["/proc", "/dev", "/sys", "/tmp", "/run", "/workspace", "/job", "/tool"];
 
 #[cfg(test)]
 mod tests {

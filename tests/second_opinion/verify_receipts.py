@@ -208,7 +208,7 @@ class Check:
         changed = any(workspace.get(name) for name in ("created", "modified", "deleted"))
         return (
             all(receipt.get(name) == record.get(name) for name in SAME_IN_EVIDENCE)
-            and receipt["denied"] == record["denied"] + network.get("denied", [])
+            and receipt["denied"] == record["denied"] + network.get("denied", []) + claims.get("named", [])
             and receipt["usage"] == usage
             and all(said.get(name) == seen.get(name) for name in ("kind", "exit_status", "signal"))
             and said.get("code") == (claims.get("code") or seen.get("code"))

@@ -32,7 +32,8 @@ fn two_verifiers_agree_on_a_real_bundle_and_on_what_is_done_to_it() {
     let write = |name: &str| Call::new("note", json!({"file": name, "text": "text"}));
     let script = Script::of([
         Turn::calls(vec![write("a"), write("b")]),
-        Turn::calls(vec![write("a"), write("c")]),
+        // Refused, and named by the tool: what agentd adds to a receipt is for both verifiers, too.
+        Turn::calls(vec![write("a"), write("../etc/denied")]),
         Turn::text(json!({"done": true}).to_string()),
     ]);
     let server = ModelServer::start(script).unwrap();
@@ -55,6 +56,10 @@ fn two_verifiers_agree_on_a_real_bundle_and_on_what_is_done_to_it() {
 
     let good: Vec<String> = fs::read_to_string(&bundle).unwrap().lines().map(str::to_owned).collect();
     assert_eq!(good.len(), 5, "four receipts and their seal");
+    let envelope: Value = serde_json::from_str(&good[3]).unwrap();
+    let refused = data_encoding::BASE64.decode(envelope["payload"].as_str().unwrap().as_bytes()).unwrap();
+    let refused: Value = serde_json::from_slice(&refused).unwrap();
+    assert_eq!(refused["predicate"]["denied"][0]["witness"], "tool", "{refused}");
     assert_eq!(verifiers.faults(&daemon, &bundle), BTreeSet::new());
     for (what, lines) in tampered(&good) {
         fs::write(&bundle, lines.join("\n")).unwrap();

@@ -276,6 +276,25 @@ pub struct Denial {
     pub detail: String,
     /// The rule that would allow it.
     pub rule: String,
+    /// Who says so, where neither the kernel nor agentd saw it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub witness: Option<Witness>,
+}
+
+/// Who a denial is known from, besides those who refuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Witness {
+    /// The tool, which failed and named a path that its policy keeps from it. That it tried it is not proven.
+    Tool,
+}
+
+impl Denial {
+    /// Something that was seen to be refused.
+    #[must_use]
+    pub fn seen(what: impl Into<String>, detail: impl Into<String>, rule: impl Into<String>) -> Self {
+        Self { what: what.into(), detail: detail.into(), rule: rule.into(), witness: None }
+    }
 }
 
 /// What stands before an extension's name in its receipts. No tool's name has a colon.
@@ -326,6 +345,9 @@ pub struct Claims {
     /// What went through agentd to listed hosts; absent when none were listed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub network: Option<NetworkClaims>,
+    /// Paths that a tool which did not end well named itself, and which its policy keeps from it.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub named: Vec<Denial>,
 }
 
 /// What agentd saw of a call's network.
@@ -386,11 +408,11 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// What was refused, by the kernel and by agentd.
+    /// What was refused, by the kernel and by agentd, and what the tool named itself.
     #[must_use]
     pub fn all_denied(&self) -> Vec<Denial> {
         let by_agentd = self.claims.network.iter().flat_map(|network| &network.denied);
-        self.denied.iter().chain(by_agentd).cloned().collect()
+        self.denied.iter().chain(by_agentd).chain(&self.claims.named).cloned().collect()
     }
 
     /// What was used, with what went through agentd.

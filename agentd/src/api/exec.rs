@@ -24,7 +24,7 @@ use rustix::pipe::PipeFlags;
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::unix::pipe;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use toolproto::api::{ExecEnd, ExecRequest};
 use toolproto::code::Code;
@@ -39,6 +39,8 @@ use crate::launch::Launch;
 
 /// How long the command's pipes may stay open once its processes are gone.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
+/// How much of the end of a command's stderr is kept.
+const TAIL: usize = 8 << 10;
 
 /// Answers 101 and runs the command on the upgraded connection.
 pub(super) async fn exec<L: Launch>(
@@ -128,9 +130,11 @@ async fn run<L: Launch>(
     let window = Arc::new(Semaphore::new(WINDOW));
     let incoming = tokio::spawn(read_frames(receiving, stdin, Arc::clone(&window), cancel.clone()));
     let feeding = tokio::spawn(feed(pipes.stdin, stdin_queue, window, frames.clone()));
+    let (tell, said) = oneshot::channel();
     let stdout = tokio::spawn(copy(pipes.stdout, FrameKind::Stdout, frames.clone()));
-    let stderr = tokio::spawn(copy(pipes.stderr, FrameKind::Stderr, frames.clone()));
-    let end = api.dispatcher.exec(connection.caller(), socket, command, pipes.theirs, cancel).await;
+    let stderr = copy(pipes.stderr, FrameKind::Stderr, frames.clone());
+    let stderr = tokio::spawn(async move { drop(tell.send(stderr.await.0)) });
+    let end = api.dispatcher.exec(connection.caller(), socket, command, pipes.theirs, said, cancel).await;
     feeding.abort();
     incoming.abort();
     let drained = async { drop((stdout.await, stderr.await)) };
@@ -191,16 +195,30 @@ async fn feed(
     }
 }
 
-/// Sends what the command writes, piece by piece. A client that does not read holds the command up, as a pipe would.
-async fn copy(mut pipe: pipe::Receiver, kind: FrameKind, frames: mpsc::Sender<Frame>) {
-    let mut buffer = vec![0; CHUNK];
+/// The end of what a command wrote.
+#[derive(Default)]
+struct Tail(Vec<u8>);
+
+impl Tail {
+    fn push(&mut self, piece: &[u8]) {
+        self.0.extend_from_slice(piece);
+        let excess = self.0.len().saturating_sub(TAIL);
+        self.0.drain(..excess);
+    }
+}
+
+/// Sends what the command writes, piece by piece, and yields the end of it. A client that does not read holds the command up,
+/// as a pipe would.
+async fn copy(mut pipe: pipe::Receiver, kind: FrameKind, frames: mpsc::Sender<Frame>) -> Tail {
+    let (mut tail, mut buffer) = (Tail::default(), vec![0; CHUNK]);
     loop {
         match pipe.read(&mut buffer).await {
-            Ok(0) | Err(_) => return,
+            Ok(0) | Err(_) => return tail,
             Ok(read) => {
-                let payload = buffer.get(..read).unwrap_or_default().to_vec();
-                if frames.send(Frame { kind, payload }).await.is_err() {
-                    return;
+                let piece = buffer.get(..read).unwrap_or_default();
+                tail.push(piece);
+                if frames.send(Frame { kind, payload: piece.to_vec() }).await.is_err() {
+                    return tail;
                 }
             }
         }

@@ -96,7 +96,11 @@ fn own_error(error: &ToolError, ended: &Ended) -> CallError {
     if !error.details.is_null() {
         own["details"] = error.details.clone();
     }
-    failure(ended.outcome.code.unwrap_or(Code::ToolFailed), error.message.clone(), json!({"tool_error": own}))
+    let mut details = json!({"tool_error": own});
+    if !ended.denied.is_empty() {
+        details["denied"] = json!(ended.denied);
+    }
+    failure(ended.outcome.code.unwrap_or(Code::ToolFailed), error.message.clone(), details)
 }
 
 fn stderr_details(ended: &Ended) -> Value {

@@ -84,7 +84,7 @@ pub enum SealError {
 /// # Errors
 /// When the launcher cannot be spoken with.
 pub async fn seal<L: Launch>(launch: &L, origin: &Origin, chain: ReceiptsHead, ran: Ran) -> Result<Sealed, SealError> {
-    let Ran { asked, program, effects, ended, answered, commit, notes, spilling } = ran;
+    let Ran { asked, program, effects, ended, answered, commit, notes, spilling, named } = ran;
     let content = content(&answered);
     let code = match &answered {
         // The launcher's own view of a command's end stays.
@@ -98,6 +98,7 @@ pub async fn seal<L: Launch>(launch: &L, origin: &Origin, chain: ReceiptsHead, r
         result_digest: Some(result_digest),
         code,
         network: ended.as_ref().and_then(|ended| ended.network.clone()),
+        named,
     };
     let Settled { evidence, kept } = match &ended {
         Some(_) => launch.settle(asked.call, commit, claims).await?,

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use sandbox::config::Subject;
 use sandbox::protocol::{Application, Narrowing, Program, SliceLimits, WorkspaceChoice};
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use toolproto::api::{API_VERSION, CallError, CallReply, CallRequest, ExecEnd, ExecFailure, ExecRequest};
 use toolproto::code::Code;
@@ -26,6 +27,8 @@ use crate::model::transcript::Arguments;
 use crate::observe::Observation;
 use crate::spill;
 
+/// How long the end of a command's stderr is waited for: whoever reads it may be slow.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a command may run that names no time. A command is a person's: it ends when the connection does.
 const LONGEST_COMMAND: Duration = Duration::from_secs(24 * 3600);
 
@@ -92,7 +95,7 @@ impl<L: Launch> Dispatcher<L> {
     }
 
     /// Runs one command in a sandbox, with the caller's stdin, stdout and stderr. When `stop` is cancelled or the caller
-    /// goes away, it is ended.
+    /// goes away, it is ended. `said` yields the end of its stderr, once that is read to its end.
     ///
     /// # Errors
     /// When the caller may not do so, or the workspace cannot be had. A command that fails or cannot be started is no error.
@@ -102,6 +105,7 @@ impl<L: Launch> Dispatcher<L> {
         client: OwnedFd,
         request: ExecRequest,
         stdio: [OwnedFd; 3],
+        said: oneshot::Receiver<Vec<u8>>,
         stop: CancellationToken,
     ) -> Result<ExecEnd, Problem> {
         known_version(request.version)?;
@@ -142,7 +146,14 @@ impl<L: Launch> Dispatcher<L> {
                         launched.await?
                     }
                 };
-                Ok(call::ran_adhoc(job, call, program, keep, ended).into())
+                // One that ended well waits for nothing.
+                let said = match ended.outcome.exit_status {
+                    Some(0) => Vec::new(),
+                    _ => tokio::time::timeout(LAST_WORDS, said).await.ok().and_then(Result::ok).unwrap_or_default(),
+                };
+                let tools = &dispatcher.inner.offer().tools;
+                let said = String::from_utf8_lossy(&said);
+                Ok(call::ran_adhoc(tools, (job, call), program, keep, ended, &said).into())
             })
             .await?;
         let (_, sealed) = sealed;

@@ -103,7 +103,7 @@ pub(super) fn unreachable(target: &HostPort, reason: &str) -> Denial {
 }
 
 fn denial(detail: String, rule: String) -> Denial {
-    Denial { what: HOST.to_owned(), detail, rule }
+    Denial::seen(HOST, detail, rule)
 }
 
 #[cfg(test)]

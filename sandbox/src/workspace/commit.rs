@@ -114,18 +114,15 @@ impl CommitError {
     /// Which entry is in the way, and by which rule.
     #[must_use]
     pub fn denied(&self) -> Vec<Denial> {
-        let denial = |what: &str, path: &str, rule: &str| Denial {
-            what: what.to_owned(),
-            detail: path.to_owned(),
-            rule: rule.to_owned(),
-        };
         match self {
             Self::Stage(StageError::Conflict { path }) | Self::Apply(ApplyError::Conflict { path }) => {
-                vec![denial("path", path, "nobody else changes what a call changes while it runs")]
+                vec![Denial::seen("path", path, "nobody else changes what a call changes while it runs")]
             }
-            Self::Stage(StageError::Device { path }) => vec![denial("path", path, "no device enters a workspace")],
+            Self::Stage(StageError::Device { path }) => {
+                vec![Denial::seen("path", path, "no device enters a workspace")]
+            }
             Self::Protected { path, rule, why } => {
-                vec![denial("protected_name", path, &format!("[[protect]] {rule}: {why}"))]
+                vec![Denial::seen("protected_name", path, format!("[[protect]] {rule}: {why}"))]
             }
             _ => Vec::new(),
         }
