@@ -26,23 +26,31 @@ const OWN: [(Mechanism, UnshareFlags); 5] = [
 
 /// The namespaces to leave.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Namespaces(UnshareFlags);
+pub(crate) struct Namespaces {
+    left: UnshareFlags,
+    loopback: bool,
+}
 
 impl Namespaces {
     /// Those of the mechanisms that work.
     pub(crate) fn where_possible(has: impl Fn(Mechanism) -> bool) -> Self {
         let chosen = OWN.into_iter().filter(|(mechanism, _)| has(*mechanism)).map(|(_, flag)| flag);
-        Self(chosen.fold(UnshareFlags::empty(), UnshareFlags::union))
+        Self { left: chosen.fold(UnshareFlags::empty(), UnshareFlags::union), loopback: true }
     }
 
-    /// Leaves them for new ones. A network that was furnished ahead is entered; a new one gets its loopback interface up.
+    /// The same, with the loopback interface of a new network up or down.
+    pub(crate) const fn with_loopback(self, loopback: bool) -> Self {
+        Self { loopback, ..self }
+    }
+
+    /// Leaves them for new ones. A network that was furnished ahead is entered as it is.
     pub(crate) fn enter(self, network: Option<BorrowedFd<'_>>) -> io::Result<()> {
         if let Some(network) = network {
             move_into_link_name_space(network, Some(LinkNameSpaceType::Network))?;
-            return unshare(self.0 - UnshareFlags::NEWNET);
+            return unshare(self.left - UnshareFlags::NEWNET);
         }
-        unshare(self.0)?;
-        if self.0.contains(UnshareFlags::NEWNET) {
+        unshare(self.left)?;
+        if self.left.contains(UnshareFlags::NEWNET) && self.loopback {
             loopback_up()?;
         }
         Ok(())
@@ -50,7 +58,7 @@ impl Namespaces {
 
     /// Names the sandbox's host, where that does not name the real one.
     pub(crate) fn set_hostname(self, name: &str) -> io::Result<()> {
-        if self.0.contains(UnshareFlags::NEWUTS) {
+        if self.left.contains(UnshareFlags::NEWUTS) {
             sethostname(name.as_bytes())?;
         }
         Ok(())
@@ -61,7 +69,9 @@ impl Namespaces {
 pub(crate) fn probe() -> Vec<(Mechanism, Result<(), String>)> {
     let mut found: Vec<_> = OWN
         .into_iter()
-        .map(|(mechanism, flag)| (mechanism, try_in_child(Birth::default(), || Namespaces(flag).enter(None))))
+        .map(|(mechanism, flag)| {
+            (mechanism, try_in_child(Birth::default(), || Namespaces { left: flag, loopback: true }.enter(None)))
+        })
         .collect();
     let born = Birth { new_pid_namespace: true, cgroup: None };
     let is_first = || if std::process::id() == 1 { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) };

@@ -141,7 +141,8 @@ impl Plan {
             let reason = host.missing(mechanism).unwrap_or_default();
             return Err(unenforceable(&format!("{mechanism}: {reason}")));
         }
-        let not_enforced = missing(host, inputs.policy, &inputs.limits);
+        let mut not_enforced = missing(host, inputs.policy, &inputs.limits);
+        not_enforced.extend(inputs.network.as_ref().and_then(|_| open_loopback(host, inputs.policy)));
         if let Some(first) = not_enforced.first()
             && host.mode() == LimitsMode::Required
         {
@@ -176,7 +177,9 @@ impl Plan {
                 guarded: guarded(&inputs),
                 show_cgroup: has(Mechanism::CgroupNamespace),
             },
-            namespaces: Namespaces::where_possible(has),
+            // Where Landlock does not keep a call off its own loopback, an interface that is down does.
+            namespaces: Namespaces::where_possible(has)
+                .with_loopback(inputs.policy.loopback || has(Mechanism::LandlockTcp)),
             rlimits: Rlimits {
                 open_files: inputs.limits.open_files,
                 // The sandbox's PID 1 has the same uid.
@@ -235,6 +238,12 @@ fn missing(host: &Host, policy: &Policy, limits: &CallLimits) -> Vec<String> {
         limit(limits.cpu_milli.is_some(), "limit of processor time", &[Mechanism::CgroupCpu]),
     ];
     properties.chain(limits.into_iter().flatten()).collect()
+}
+
+/// What keeps a call that lists hosts off its own loopback, if the host lacks it: the hosts' places are there, too, so it is up.
+fn open_loopback(host: &Host, policy: &Policy) -> Option<String> {
+    let reason = host.missing(Mechanism::LandlockTcp).filter(|_| !policy.loopback)?;
+    Some(format!("loopback = false beside listed hosts ({}: {reason})", Mechanism::LandlockTcp))
 }
 
 /// The names of everything that the kernel will enforce on this call.

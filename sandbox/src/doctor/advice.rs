@@ -27,9 +27,11 @@ pub(super) fn advice(kind: &str) -> (&'static str, &'static str) {
             "Files are confined by the mount namespace alone.",
             "Kernel 5.13 with CONFIG_SECURITY_LANDLOCK and `landlock` in the lsm= list of the kernel's command line.",
         ),
-        "landlock_tcp" => {
-            ("TCP inside a sandbox is confined by its network namespace alone.", "Kernel 6.7 with Landlock.")
-        }
+        "landlock_tcp" => (
+            "TCP inside a sandbox is confined by its network namespace alone. Under --limits required, calls that list hosts \
+                 under a policy with loopback = false are refused.",
+            "Kernel 6.7 with Landlock.",
+        ),
         "landlock_abstract_sockets" | "landlock_signals" => {
             ("Abstract sockets and signals are confined by namespaces alone.", "Kernel 6.12 with Landlock.")
         }

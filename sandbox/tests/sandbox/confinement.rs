@@ -4,6 +4,7 @@ use crate::harness::{Sandbox, Test, host, modest_limits, sh, wait_for_exec};
 use std::os::unix::fs::PermissionsExt;
 
 use sandbox::host::Mechanism;
+use sandbox::launch::Exit;
 
 pub(crate) const TESTS: &[Test] = &[
     ("confinement::identity_is_unprivileged", identity_is_unprivileged),
@@ -23,6 +24,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("confinement::the_own_cgroup_is_the_root", the_own_cgroup_is_the_root),
     ("confinement::init_cannot_be_touched", init_cannot_be_touched),
     ("confinement::landlock_holds_where_the_mounts_would_not", landlock_holds_where_the_mounts_would_not),
+    ("confinement::without_loopback_nobody_talks_tcp_to_itself", without_loopback_nobody_talks_tcp_to_itself),
     ("confinement::without_landlock_the_namespaces_hold", without_landlock_the_namespaces_hold),
     ("confinement::rlimits_are_set", rlimits_are_set),
     ("confinement::signals_are_at_their_defaults", signals_are_at_their_defaults),
@@ -280,6 +282,25 @@ fn landlock_holds_where_the_mounts_would_not() {
         let strict = Sandbox::new("strict", &["python3", "-c", bind]).run();
         assert!(strict.stderr.contains("PermissionError"), "{strict:?}");
         Sandbox::new("workspace", &["python3", "-c", bind]).run().success();
+    }
+}
+
+/// Whether Landlock keeps a call off its loopback or the network namespace has to.
+fn without_loopback_nobody_talks_tcp_to_itself() {
+    let talk = "import socket, sys\nserver = socket.socket()\n\
+                try: server.bind((sys.argv[1], 0)); server.listen(); socket.create_connection(('127.0.0.1', server.getsockname()[1]), 5)\n\
+                except OSError: sys.exit(3)";
+    for host in [host().clone(), host().clone().without(Mechanism::LandlockTcp)] {
+        for address in ["127.0.0.1", "0.0.0.0"] {
+            let with = |policy| Sandbox::new(policy, &["python3", "-c", talk, address]).host(host.clone()).run();
+            assert_eq!(
+                with("strict").exit,
+                Ok(Exit::Status(3)),
+                "{address}: {:?}",
+                host.missing(Mechanism::LandlockTcp)
+            );
+            with("workspace").success();
+        }
     }
 }
 
