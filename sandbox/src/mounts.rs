@@ -97,19 +97,6 @@ pub(crate) enum Entry {
     },
 }
 
-impl Entry {
-    /// Its place in the root.
-    pub(crate) fn target(&self) -> &Path {
-        match self {
-            Self::Bind { target, .. }
-            | Self::Link { target, .. }
-            | Self::File { target, .. }
-            | Self::Hide { target }
-            | Self::Scratch { target, .. } => target,
-        }
-    }
-}
-
 /// The whole root.
 #[derive(Clone, Debug)]
 pub(crate) struct Root {

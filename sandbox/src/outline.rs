@@ -8,11 +8,10 @@ use std::path::{Component, Path, PathBuf};
 use toolproto::manifest::{LATE_WORKSPACE, WORKSPACE};
 
 use crate::catalog::TOOL_FOLDER;
-use crate::plan::made_files;
-use crate::policy::{OWN_PLACES, PathAccess, PathRule, Policy, WorkspaceMode};
+use crate::policy::{MADE_FILES, OWN_PLACES, PathAccess, PathRule, Policy, WorkspaceMode};
 
 /// Where every call may write.
-const SCRATCH: [&str; 2] = ["/tmp", "/dev/shm"];
+const SCRATCH: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
 
 /// The part of a call's plan that decides about paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,11 +142,8 @@ impl Outline {
     fn shows(&self, path: &Path) -> bool {
         let rules = self.paths.iter().filter(|rule| rule.access == PathAccess::Read).map(|rule| rule.path.as_path());
         let mut shown = rules.chain(self.mounts.iter().map(PathBuf::as_path));
-        let is_made = |path: &Path| {
-            let made = made_files(0, false);
-            made.iter().any(|file| Path::new("/").join(file.target()).starts_with(path))
-        };
-        shown.any(|rule| covers(rule, path) || rule.starts_with(path)) || is_made(path)
+        shown.any(|rule| covers(rule, path) || rule.starts_with(path))
+            || MADE_FILES.iter().any(|made| Path::new(made).starts_with(path))
     }
 }
 
@@ -203,6 +199,16 @@ mod tests {
         outline.keeps(Path::new(path), failure).map(|kept| (kept.how, kept.rule))
     }
 
+    fn target(entry: &Entry) -> &Path {
+        match entry {
+            Entry::Bind { target, .. }
+            | Entry::Link { target, .. }
+            | Entry::File { target, .. }
+            | Entry::Hide { target }
+            | Entry::Scratch { target, .. } => target,
+        }
+    }
+
     /// What it says of paths is what the plan makes of them.
     #[test]
     fn it_agrees_with_the_plan_of_every_shipped_policy() {
@@ -228,7 +234,7 @@ mod tests {
                 let how = |path: &Path, failure| outline.keeps(path, failure).map(|kept| kept.how);
                 let planned = entries(&inputs).unwrap();
                 for entry in &planned {
-                    let path = Path::new("/").join(entry.target());
+                    let path = Path::new("/").join(target(entry));
                     let name = format!("{}: {}", policy.name, path.display());
                     match entry {
                         Entry::Hide { .. } => assert_eq!(how(&path, Failure::Absent), Some("not shown"), "{name}"),
@@ -281,7 +287,7 @@ mod tests {
             rule_of(&outline, "/srv/new", Failure::ReadOnly),
             Some(("read-only", "none: only the workspace, /tmp and /dev/shm can be written".to_owned()))
         );
-        for path in ["/tmp/x", "/dev/shm/x", "/workspace/x", "/job/workspace/x", "/workspace"] {
+        for path in ["/tmp/x", "/var/tmp/x", "/dev/shm/x", "/workspace/x", "/job/workspace/x", "/workspace"] {
             assert_eq!(rule_of(&outline, path, Failure::ReadOnly), None, "{path}");
         }
     }

@@ -18,7 +18,7 @@ use crate::landlock::{self, Tcp};
 use crate::mounts::{Entry, Root};
 use crate::namespaces::Namespaces;
 use crate::netns::Furnished;
-use crate::policy::{CallLimits, PathAccess, PathRule, Policy};
+use crate::policy::{CallLimits, MADE_FILES, PathAccess, PathRule, Policy};
 use crate::protocol::LaunchFailure;
 use crate::rlimits::Rlimits;
 use crate::seccomp::Program;
@@ -275,7 +275,7 @@ pub(crate) fn entries(inputs: &Inputs<'_>) -> io::Result<Vec<Entry>> {
         |path: &Path| inputs.policy.paths.iter().any(|rule| rule.access == PathAccess::Hide && rule.path == path);
     let mut directories = Directories::default();
     for rule in inputs.policy.paths.iter().filter(|rule| rule.access == PathAccess::Read) {
-        for path in directories.matches(rule)?.into_iter().filter(|path| !hidden(path)) {
+        for path in directories.matches(rule)?.into_iter().filter(|path| !hidden(path) && !is_made(path)) {
             entries.extend(mirror(&path)?);
         }
     }
@@ -364,21 +364,27 @@ fn relative(path: &Path) -> PathBuf {
     path.strip_prefix("/").unwrap_or(path).to_owned()
 }
 
-/// Files of /etc that must not be the host's: they would tell its users, its names, its servers.
-pub(crate) fn made_files(id: u32, is_let_out: bool) -> Vec<Entry> {
+/// Whether a path is made new for each sandbox, though a rule with `*` stands for it, too.
+fn is_made(path: &Path) -> bool {
+    MADE_FILES.iter().any(|made| Path::new(made) == path)
+}
+
+/// The [`MADE_FILES`].
+fn made_files(id: u32, is_let_out: bool) -> Vec<Entry> {
     let resolver = if is_let_out { format!("nameserver {RESOLVER}\n") } else { String::new() };
-    [
-        ("etc/passwd", format!("root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{id}:{id}:agent:/tmp:/bin/sh\n")),
-        ("etc/group", format!("root:x:0:\nagent:x:{id}:\n")),
-        ("etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n".to_owned()),
-        ("etc/hostname", "sandbox\n".to_owned()),
-        ("etc/resolv.conf", resolver),
-        ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n".to_owned()),
-        ("etc/shells", "/bin/sh\n".to_owned()),
-    ]
-    .into_iter()
-    .map(|(target, content)| Entry::File { target: target.into(), content: content.into_bytes() })
-    .collect()
+    let contents = [
+        format!("root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{id}:{id}:agent:/tmp:/bin/sh\n"),
+        format!("root:x:0:\nagent:x:{id}:\n"),
+        "127.0.0.1 localhost sandbox\n::1 localhost\n".to_owned(),
+        "sandbox\n".to_owned(),
+        resolver,
+        "passwd: files\ngroup: files\nhosts: files dns\n".to_owned(),
+        "/bin/sh\n".to_owned(),
+    ];
+    let files = MADE_FILES.into_iter().zip(contents);
+    files
+        .map(|(path, content)| Entry::File { target: relative(Path::new(path)), content: content.into_bytes() })
+        .collect()
 }
 
 /// The Landlock rules that follow from what is mounted.

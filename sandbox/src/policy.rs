@@ -527,6 +527,11 @@ impl<'text> Source<'text> {
                         self.refuse_value(&path, "path `/` would show the whole host; name what is needed".to_owned())
                     );
                 }
+                if let Some(made) = MADE_FILES.iter().find(|made| Path::new(made).starts_with(&rule.path)) {
+                    let reason =
+                        format!("path `{path}` holds {made}, which every sandbox has of its own; name what is needed");
+                    return Err(self.refuse_value(&path, reason));
+                }
                 Ok(PathRule { path: rule.path.clone(), access: rule.access, why: rule.why.clone() })
             })
             .collect()
@@ -643,7 +648,18 @@ impl<'text> Source<'text> {
 }
 
 /// Places inside that are made new for each sandbox, so no path of the host can stand there.
-pub(crate) const OWN_PLACES: [&str; 8] = ["/proc", "/dev", "/sys", "/tmp", "/run", "/workspace", "/job", "/tool"];
+pub(crate) const OWN_PLACES: [&str; 10] =
+    ["/proc", "/dev", "/sys", "/tmp", "/run", "/var/tmp", "/var/run", "/workspace", "/job", "/tool"];
+/// Files that are made new for each sandbox. The host's would tell its users, its names, its servers.
+pub(crate) const MADE_FILES: [&str; 7] = [
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/hosts",
+    "/etc/hostname",
+    "/etc/resolv.conf",
+    "/etc/nsswitch.conf",
+    "/etc/shells",
+];
 
 #[cfg(test)]
 mod tests {
@@ -732,6 +748,9 @@ why = "the host's files"
             ("path = \"/usr\"", "path = \"/usr/../etc\"", 6, "without . and .."),
             ("path = \"/usr\"", "path = \"/proc/sys\"", 6, "of its own"),
             ("path = \"/usr\"", "path = \"/\"", 6, "whole host"),
+            ("path = \"/usr\"", "path = \"/var/tmp/x\"", 6, "of its own"),
+            ("path = \"/usr\"", "path = \"/etc\"", 6, "name what is needed"),
+            ("path = \"/usr\"", "path = \"/etc/hosts\"", 6, "of its own"),
             ("why = \"programs\"", "why = \" \"", 8, "why is empty"),
             ("\"@base\"", "\"@bas\"", 10, "did you mean `@base`"),
             ("\"@base\"", "\"reead\"", 10, "did you mean `read`"),
