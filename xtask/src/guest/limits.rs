@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::debian::Suite;
 use super::{Guest, System};
 use crate::process;
-use crate::project;
+use crate::project::{self, Profile};
 
 /// How long a test may say nothing.
 const PATIENCE: Duration = Duration::from_secs(900);
@@ -27,8 +27,11 @@ const LIMITS: [Program; 2] = [
     // One after the other: each starts a daemon, and the machine is slow.
     Program { name: "limits", arguments: "--test-threads=1" },
 ];
-/// What tools attempt.
-const PROBES: [Program; 1] = [Program { name: "probes", arguments: "--test-threads=1" }];
+/// What tools attempt, and each mechanism by itself.
+const PROBES: [Program; 2] = [
+    Program { name: "sandbox", arguments: "confinement:: lifecycle:: syscalls::" },
+    Program { name: "probes", arguments: "--test-threads=1" },
+];
 
 /// Runs what needs control groups and hands over each line.
 pub(crate) fn run(suite: Suite, each: &mut dyn FnMut(&str)) -> Result<()> {
@@ -43,6 +46,11 @@ pub(crate) fn run_probes(suite: Suite, each: &mut dyn FnMut(&str)) -> Result<()>
 fn run_programs(programs: &[Program], suite: Suite, each: &mut dyn FnMut(&str)) -> Result<()> {
     let files = build(programs)?;
     let mut guest = Guest::start(suite, System::Bare)?;
+    // What this kernel has and lacks, for whoever reads on. The guest's clock and runtimes are nobody's business here.
+    let agentd = project::program("agentd", Profile::Debug)?;
+    let config = project::root().join("examples/config");
+    let doctor = format!("{} doctor --config-dir {}", agentd.display(), config.display());
+    guest.stream(&doctor, PATIENCE, &mut *each)?;
     for (program, file) in programs.iter().zip(files) {
         each(&format!("\nin the guest: {} {}", program.name, program.arguments));
         let script = format!(
