@@ -7,6 +7,7 @@
 //! | [`daemon`] | a real daemon on a site, by HTTP and by agentctl |
 //! | [`leftovers`] | what a daemon must not leave: processes, cgroups, mounts |
 //! | [`model_server`] | a model server that answers from a script and refuses what providers refuse |
+//! | [`outside`] | what exists on the host for the probe to find |
 //! | [`far_end`] | servers for calls that are let out to them |
 //! | [`http_client`] | HTTP/1.1 over any stream |
 //! | [`programs`] | the programs under test |
@@ -19,6 +20,7 @@ pub mod far_end;
 pub mod http_client;
 pub mod leftovers;
 pub mod model_server;
+pub mod outside;
 pub mod programs;
 pub mod python;
 pub mod requirement;

@@ -1,110 +1,20 @@
 //! The probe, inside a sandbox under each policy: what must be refused is refused, and its allowed twin is allowed.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::fs;
-use std::net::TcpListener;
-use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
-use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use agentd_tests::daemon::{Daemon, shown};
-use agentd_tests::far_end::FarEnd;
+use agentd_tests::outside::Outside;
 use agentd_tests::site::{Site, ToolText, chmod};
 use agentd_tests::{needs, programs, requirement, warm};
-use nix::mqueue::{MQ_OFlag, MqAttr, mq_close, mq_open, mq_unlink};
 use nix::sys::stat::Mode;
 use serde_json::{Value, json};
-
-/// What exists outside for the attempts to find. It goes with this value.
-struct Outside {
-    facts: BTreeMap<String, String>,
-    shared_memory: String,
-    shared_file: PathBuf,
-    queue: CString,
-    _listener: TcpListener,
-    listed: FarEnd,
-    _abstract: UnixListener,
-    _abstract_datagram: UnixDatagram,
-}
-
-impl Outside {
-    fn new(site: &Site) -> Self {
-        let unique = site.folder().file_name().unwrap().to_str().unwrap().to_owned();
-        let secret = site.write("secret", b"the host's secret");
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let name = format!("{unique}-stream");
-        let datagram_name = format!("{unique}-datagram");
-        let shared_memory = run(Command::new("ipcmk").args(["-M", "4096", "-p", "0666"]));
-        let shared_memory = shared_memory.split_whitespace().last().unwrap().to_owned();
-        let table = fs::read_to_string("/proc/sysvipc/shm").unwrap();
-        let row = table.lines().find(|line| line.split_whitespace().nth(1) == Some(&shared_memory)).unwrap();
-        let key = row.split_whitespace().next().unwrap().to_owned();
-        let shared_file = PathBuf::from("/dev/shm").join(&unique);
-        fs::write(&shared_file, "shared").unwrap();
-        chmod(&shared_file, 0o666);
-        let queue = CString::new(format!("/{unique}")).unwrap();
-        let mode = Mode::from_bits_truncate(0o666);
-        let created =
-            mq_open(queue.as_c_str(), MQ_OFlag::O_CREAT | MQ_OFlag::O_RDWR, mode, Some(&MqAttr::new(0, 4, 64, 0)));
-        mq_close(created.unwrap()).unwrap();
-
-        let mut facts = BTreeMap::new();
-        let mut fact = |name: &str, value: String| facts.insert(name.to_owned(), value);
-        fact("secret", secret.display().to_string());
-        fact("state_dir", site.path("state").display().to_string());
-        fact("tcp_port", listener.local_addr().unwrap().port().to_string());
-        fact("abstract", name.clone());
-        fact("abstract_datagram", datagram_name.clone());
-        fact("shm_key", key);
-        fact("shm_file", shared_file.display().to_string());
-        fact("queue", unique);
-        fact("pid", std::process::id().to_string());
-        fact("environment", "must-not-leak".to_owned());
-        fact("hostname", fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned());
-        fact("users", fs::read_to_string("/etc/passwd").unwrap().lines().count().to_string());
-        for kind in ["mnt", "net", "ipc", "uts", "pid", "cgroup"] {
-            fact(&format!("ns_{kind}"), fs::read_link(format!("/proc/self/ns/{kind}")).unwrap().display().to_string());
-        }
-        let listed = FarEnd::http();
-        fact("listed_host", "web.test".to_owned());
-        fact("listed_port", listed.port().to_string());
-        fact("planted_symlink", "/workspace/planted".to_owned());
-        fact("workspace_file", "/workspace/readable".to_owned());
-        Self {
-            facts,
-            shared_memory,
-            shared_file,
-            queue,
-            _listener: listener,
-            listed,
-            _abstract: UnixListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap(),
-            _abstract_datagram: UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(datagram_name).unwrap())
-                .unwrap(),
-        }
-    }
-
-    fn json(&self) -> String {
-        json!(self.facts).to_string()
-    }
-}
-
-impl Drop for Outside {
-    fn drop(&mut self) {
-        let _ = Command::new("ipcrm").args(["-m", &self.shared_memory]).status();
-        let _ = fs::remove_file(&self.shared_file);
-        let _ = mq_unlink(self.queue.as_c_str());
-    }
-}
-
-fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", shown(&output));
-    String::from_utf8(output.stdout).unwrap()
-}
 
 /// A workspace with the probe in it, and a symlink to the host's secret.
 fn workspace(site: &Site, name: &str) -> PathBuf {
@@ -141,7 +51,9 @@ fn make_hostile(path: &Path) {
 
 /// The table of attempts: name → what is wanted.
 fn table() -> BTreeMap<String, Value> {
-    let text = run(Command::new(programs::find("probe")).arg("list"));
+    let output = Command::new(programs::find("probe")).arg("list").output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.map(|line| (line["name"].as_str().unwrap().to_owned(), line)).collect()
 }
