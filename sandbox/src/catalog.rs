@@ -3,6 +3,7 @@
 //! The launcher reads them itself, so that no message of agentd's can say what a tool is or what a policy allows; agentd
 //! reads the same files for names, descriptions and schemas.
 
+mod entry;
 mod runtime;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use toolproto::extension::ExtensionManifest;
 use toolproto::manifest::{ConfinedProgram, TlsMode, ToolManifest};
 use toolproto::source::{FileError, line_of_key, nearest};
 
+use self::entry::Entry;
 pub use self::runtime::{MissingRuntime, Runtime};
 use crate::config::{Config, Directories};
 use crate::egress;
@@ -40,9 +42,9 @@ pub struct Tool {
     pub folder: PathBuf,
     /// The tree digest of its folder.
     pub digest: Digest,
-    /// Where its program should be and is not. A program that has to be built first keeps its own tool from running, not the
-    /// daemon from starting.
-    pub missing_program: Option<PathBuf>,
+    /// Why its calls fail, although its manifest is right. A program that has to be built first, or whose interpreter the host
+    /// lacks, keeps its own tool from running, not the daemon from starting.
+    pub hindrance: Option<FileError>,
 }
 
 /// An extension of the catalogue.
@@ -54,8 +56,8 @@ pub struct Extension {
     pub folder: PathBuf,
     /// The tree digest of its folder.
     pub digest: Digest,
-    /// Where its program should be and is not.
-    pub missing_program: Option<PathBuf>,
+    /// Why it fails whenever it is asked, although its manifest is right.
+    pub hindrance: Option<FileError>,
 }
 
 /// Everything that can be run, and under what.
@@ -78,6 +80,12 @@ impl Catalog {
         tools.chain(self.extensions.values().map(|extension| &extension.manifest.program))
     }
 
+    /// Why calls of tools fail, or extensions whenever they are asked, although nothing is refused.
+    pub fn hindrances(&self) -> impl Iterator<Item = &FileError> {
+        let tools = self.tools.values().filter_map(|tool| tool.hindrance.as_ref());
+        tools.chain(self.extensions.values().filter_map(|extension| extension.hindrance.as_ref()))
+    }
+
     /// The policy under which runtimes are tried: the strictest that there is.
     #[must_use]
     pub fn strictest(&self) -> Option<&Policy> {
@@ -95,14 +103,15 @@ impl Catalog {
             errors.extend(found);
             BTreeMap::new()
         });
+        let around = Surroundings { runtimes: &runtimes, policies: &policies, owners };
         let mut tools = BTreeMap::new();
         let mut extensions = BTreeMap::new();
         for (directory, name) in folders(&config.paths.tools, owners, &mut errors) {
-            match load_tool(&directory, &name, owners) {
+            match load_tool(&directory, &name, &around) {
                 Ok(None) => {}
                 Ok(Some((tool, text))) => {
                     let file = tool.folder.join(MANIFEST);
-                    errors.extend(unmet(&tool.manifest.program, &file, &text, &runtimes, &policies));
+                    errors.extend(around.unmet(&tool.manifest.program, &file, &text));
                     let name = tool.manifest.name.clone();
                     if let Some(earlier) = tools.insert(name.clone(), tool) {
                         let reason = format!("tool `{name}` stands in {} too", earlier.folder.display());
@@ -113,11 +122,11 @@ impl Catalog {
             }
         }
         for (directory, name) in folders(&config.paths.extensions, owners, &mut errors) {
-            match load_extension(&directory, &name, owners) {
+            match load_extension(&directory, &name, &around) {
                 Ok(None) => {}
                 Ok(Some((extension, text))) => {
                     let file = extension.folder.join(EXTENSION_MANIFEST);
-                    errors.extend(unmet(&extension.manifest.program, &file, &text, &runtimes, &policies));
+                    errors.extend(around.unmet(&extension.manifest.program, &file, &text));
                     let name = extension.manifest.name.clone();
                     if let Some(earlier) = extensions.insert(name.clone(), extension) {
                         let reason = format!("extension `{name}` stands in {} too", earlier.folder.display());
@@ -131,8 +140,7 @@ impl Catalog {
             if let Some(fallback) = &tool.manifest.retry.fallback
                 && !tools.contains_key(fallback)
             {
-                let known = tools.keys().map(String::as_str);
-                let reason = unknown("fallback", fallback, nearest(fallback, known));
+                let reason = unknown("fallback", fallback, nearest(fallback, tools.keys().map(String::as_str)));
                 errors.push(FileError::whole(&tool.folder.join(MANIFEST), reason));
             }
         }
@@ -195,30 +203,36 @@ fn load_policies(list: &Directories, owners: Owners) -> Result<BTreeMap<String, 
 }
 
 /// Reads one folder of a tools directory; nothing when it is no folder.
-fn load_tool(parent: &TrustedDir, name: &OsString, owners: Owners) -> Result<Option<(Tool, String)>, FileError> {
-    let Some(opened) = OpenedFolder::open(parent, name, MANIFEST, owners)? else { return Ok(None) };
+fn load_tool(
+    parent: &TrustedDir,
+    name: &OsString,
+    around: &Surroundings<'_>,
+) -> Result<Option<(Tool, String)>, FileError> {
+    let Some(opened) = OpenedFolder::open(parent, name, MANIFEST, around.owners)? else { return Ok(None) };
     let manifest = ToolManifest::parse(&opened.file, &opened.text)?;
     opened.is_named(&manifest.name)?;
-    for schema in std::iter::once(&manifest.input_schema).chain(&manifest.output_schema) {
-        trusted::file(&opened.folder.path().join(schema), owners).map_err(|error| error.about(&opened.file))?;
+    let output = manifest.output_schema.iter().map(|schema| ("output", schema));
+    for (key, schema) in [("input", &manifest.input_schema)].into_iter().chain(output) {
+        trusted::file(&opened.folder.path().join(schema), around.owners)
+            .map_err(|error| opened.refuse("contract", key, error.to_string()))?;
     }
-    let (missing_program, digest) = opened.examine(&manifest.program.entry, owners)?;
+    let (hindrance, digest) = opened.examine(&manifest.program, around)?;
     let folder = opened.folder.path().to_owned();
-    Ok(Some((Tool { manifest, folder, digest, missing_program }, opened.text)))
+    Ok(Some((Tool { manifest, folder, digest, hindrance }, opened.text)))
 }
 
 /// Reads one folder of an extensions directory; nothing when it is no folder.
 fn load_extension(
     parent: &TrustedDir,
     name: &OsString,
-    owners: Owners,
+    around: &Surroundings<'_>,
 ) -> Result<Option<(Extension, String)>, FileError> {
-    let Some(opened) = OpenedFolder::open(parent, name, EXTENSION_MANIFEST, owners)? else { return Ok(None) };
+    let Some(opened) = OpenedFolder::open(parent, name, EXTENSION_MANIFEST, around.owners)? else { return Ok(None) };
     let manifest = ExtensionManifest::parse(&opened.file, &opened.text)?;
     opened.is_named(&manifest.name)?;
-    let (missing_program, digest) = opened.examine(&manifest.program.entry, owners)?;
+    let (hindrance, digest) = opened.examine(&manifest.program, around)?;
     let folder = opened.folder.path().to_owned();
-    Ok(Some((Extension { manifest, folder, digest, missing_program }, opened.text)))
+    Ok(Some((Extension { manifest, folder, digest, hindrance }, opened.text)))
 }
 
 /// A folder of a program, and its manifest's text.
@@ -249,20 +263,37 @@ impl OpenedFolder {
         Err(FileError { line: line_of_key(&self.text, "", "name"), file: self.file.clone(), reason })
     }
 
-    /// Where the program should be and is not, and the digest of everything in the folder.
-    fn examine(&self, entry: &Path, owners: Owners) -> Result<(Option<PathBuf>, Digest), FileError> {
-        let program = self.folder.path().join(entry);
-        let missing_program = match trusted::file(&program, owners) {
-            Ok(_) => None,
-            Err(error) if error.is_missing() => Some(program),
-            Err(error) => return Err(error.about(&self.file)),
+    fn refuse(&self, table: &str, key: &str, reason: String) -> FileError {
+        FileError { file: self.file.clone(), line: line_of_key(&self.text, table, key), reason }
+    }
+
+    /// Why the program could not be run as it lies there, if so, and the digest of everything in the folder.
+    fn examine(
+        &self,
+        program: &ConfinedProgram,
+        around: &Surroundings<'_>,
+    ) -> Result<(Option<FileError>, Digest), FileError> {
+        let runtime = around.runtimes.get(&program.runtime);
+        let entry = Entry {
+            folder: self.folder.path(),
+            entry: &program.entry,
+            search: program.env.get("PATH").map(String::as_str),
+            runtime: runtime.and_then(|runtime| runtime.as_ref().ok()),
+            policy: around.policies.get(&program.policy),
+            owners: around.owners,
         };
-        if owners == Owners::RootOnly {
+        let hindrance = entry.examine().map_err(|error| self.refuse("run", "entry", format!("entry: {error}")))?;
+        let hindrance = hindrance.map(|reason| self.refuse("run", "entry", format!("entry: {reason}")));
+        let without_runtime = || {
+            let missing = runtime?.as_ref().err()?;
+            Some(self.refuse("run", "runtime", missing.to_string()))
+        };
+        if around.owners == Owners::RootOnly {
             only_root_writes(self.folder.path()).map_err(|error| error.about(&self.file))?;
         }
         let unreadable = |error| FileError::whole(self.folder.path(), format!("the folder cannot be read: {error}"));
         let digest = scan(self.folder.as_fd(), &TreeLimits::default()).map_err(unreadable)?.digest();
-        Ok((missing_program, digest))
+        Ok((without_runtime().or(hindrance), digest))
     }
 }
 
@@ -284,37 +315,54 @@ fn only_root_writes(folder: &Path) -> Result<(), trusted::TrustError> {
     Ok(())
 }
 
-/// What a manifest names and the catalogue does not have, or its policy does not let it have.
-fn unmet(
-    program: &ConfinedProgram,
-    file: &Path,
-    text: &str,
-    runtimes: &BTreeMap<String, Result<Runtime, MissingRuntime>>,
-    policies: &BTreeMap<String, Policy>,
-) -> Vec<FileError> {
-    let refuse = |table: &str, key: &str, reason| FileError {
-        file: file.to_owned(),
-        line: line_of_key(text, table, key).or_else(|| line_of_key(text, table, "")),
-        reason,
-    };
-    let mut errors = Vec::new();
-    if !runtimes.contains_key(&program.runtime) {
-        let known = nearest(&program.runtime, runtimes.keys().map(String::as_str));
-        errors.push(refuse("run", "runtime", unknown("runtime", &program.runtime, known)));
-    }
-    match policies.get(&program.policy) {
-        Some(policy) => {
-            let kept_from = program.hosts.iter().find_map(|host| policy.keeps_from(host));
-            let without_place = || egress::passages(&program.hosts, |_| TlsMode::default()).err();
-            let reason = kept_from.or_else(|| without_place().map(|error| error.to_string()));
-            errors.extend(reason.map(|reason| refuse("sandbox", "hosts", reason)));
+/// What manifests name, and whose files are believed.
+struct Surroundings<'a> {
+    runtimes: &'a BTreeMap<String, Result<Runtime, MissingRuntime>>,
+    policies: &'a BTreeMap<String, Policy>,
+    owners: Owners,
+}
+
+impl Surroundings<'_> {
+    /// What a manifest names and the catalogue does not have, or its policy does not let it have.
+    fn unmet(&self, program: &ConfinedProgram, file: &Path, text: &str) -> Vec<FileError> {
+        let refuse = |table: &str, key: &str, reason| FileError {
+            file: file.to_owned(),
+            line: line_of_key(text, table, key).or_else(|| line_of_key(text, table, "")),
+            reason,
+        };
+        let mut errors = Vec::new();
+        if !self.runtimes.contains_key(&program.runtime) {
+            errors.push(refuse(
+                "run",
+                "runtime",
+                unknown(
+                    "runtime",
+                    &program.runtime,
+                    nearest(&program.runtime, self.runtimes.keys().map(String::as_str)),
+                ),
+            ));
         }
-        None => {
-            let known = nearest(&program.policy, policies.keys().map(String::as_str));
-            errors.push(refuse("sandbox", "policy", unknown("policy", &program.policy, known)));
+        match self.policies.get(&program.policy) {
+            Some(policy) => {
+                let kept_from = program.hosts.iter().find_map(|host| policy.keeps_from(host));
+                let without_place = || egress::passages(&program.hosts, |_| TlsMode::default()).err();
+                let reason = kept_from.or_else(|| without_place().map(|error| error.to_string()));
+                errors.extend(reason.map(|reason| refuse("sandbox", "hosts", reason)));
+            }
+            None => {
+                errors.push(refuse(
+                    "sandbox",
+                    "policy",
+                    unknown(
+                        "policy",
+                        &program.policy,
+                        nearest(&program.policy, self.policies.keys().map(String::as_str)),
+                    ),
+                ));
+            }
         }
+        errors
     }
-    errors
 }
 
 fn unknown(what: &str, name: &str, nearest: Option<&str>) -> String {
@@ -330,7 +378,8 @@ mod tests {
 
     use super::*;
 
-    const POLICY: &str = "version = 1\nname = \"plain\"\nworkspace = \"none\"\n";
+    const POLICY: &str = "version = 1\nname = \"plain\"\nworkspace = \"none\"\n[[path]]\npath = \"/bin\"\naccess = \"read\"\n\
+        why = \"sh\"\n[[path]]\npath = \"/usr/bin\"\naccess = \"read\"\nwhy = \"where /bin leads\"\n";
     const TOOL: &str = "version = 1\nname = \"count\"\ndescription = \"Counts.\"\n[run]\nruntime = \"exec\"\nentry = \"run\"\n\
         [contract]\ninput = \"in.json\"\n[sandbox]\npolicy = \"plain\"\n";
 
@@ -348,12 +397,21 @@ mod tests {
                 "version = 1\nname = \"open\"\nextends = \"plain\"\nnetwork = \"listed\"\n",
             );
             place.write("tools/count/tool.toml", TOOL);
-            place.write("tools/count/run", "#!/bin/sh\n");
+            place.write_program("tools/count/run", "#!/bin/sh\n");
             place.write("tools/count/in.json", "{}");
             place.write("tools/README", "no folder");
             place.write("extensions/guard/extension.toml", EXTENSION);
-            place.write("extensions/guard/main.py", "");
+            place.write_program("extensions/guard/main.py", "#!/bin/sh\n");
             place
+        }
+
+        fn write_program(&self, name: &str, text: &str) {
+            self.write(name, text);
+            self.set_mode(name, 0o755);
+        }
+
+        fn set_mode(&self, name: &str, mode: u32) {
+            fs::set_permissions(self.0.path().join(name), fs::Permissions::from_mode(mode)).unwrap();
         }
 
         fn write(&self, name: &str, text: &str) {
@@ -433,7 +491,7 @@ mod tests {
             ),
             ("policy = \"plain\"", "policy = \"open\"\nhosts = [\"224.0.0.1:22\"]", Some(11), "a multicast address"),
             ("runtime = \"exec\"", "runtime = \"exek\"", Some(5), "did you mean `exec`"),
-            ("input = \"in.json\"", "input = \"other.json\"", None, "other.json"),
+            ("input = \"in.json\"", "input = \"other.json\"", Some(8), "other.json"),
             ("name = \"count\"", "name = \"counts\"", Some(2), "its folder `count`"),
         ];
         for (from, to, line, words) in cases {
@@ -449,7 +507,7 @@ mod tests {
     fn extensions_are_read_as_tools_are() {
         let place = Place::new();
         let extension = &place.load("").unwrap().extensions["guard"];
-        assert_eq!((extension.manifest.name.as_str(), &extension.missing_program), ("guard", &None));
+        assert_eq!((extension.manifest.name.as_str(), &extension.hindrance), ("guard", &None));
         for (from, to, line, words) in [
             ("policy = \"plain\"", "policy = \"plainn\"", Some(9), "did you mean `plain`"),
             ("runtime = \"exec\"", "runtime = \"exek\"", Some(6), "did you mean `exec`"),
@@ -463,12 +521,97 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_built_yet_concerns_its_own_tool_only() {
+    fn a_program_that_could_not_be_run_is_refused_with_its_line() {
+        let cases: [(u32, &str, &str); 7] = [
+            (0o644, "#!/bin/sh\n", "not executable by others (mode 0644)"),
+            (0o700, "#!/bin/sh\n", "not executable by others (mode 0700)"),
+            (0o711, "#!/bin/sh\n", "cannot be read by others (mode 0711)"),
+            (0o755, "echo 1\n", "`#!/bin/sh`"),
+            (0o755, "", "`#!/bin/sh`"),
+            (0o755, "#!/bin/sh\r\n", "Unix line ends"),
+            (0o755, "#!sh\n", "no absolute path"),
+        ];
+        for (mode, text, words) in cases {
+            let place = Place::new();
+            place.write("tools/count/run", text);
+            place.set_mode("tools/count/run", mode);
+            let error = place.refused();
+            assert_eq!((&error.file, error.line), (&place.0.path().join("tools/count/tool.toml"), Some(6)), "{error}");
+            assert!(error.reason.starts_with("entry: ") && error.reason.contains(words), "{error}");
+        }
         let place = Place::new();
-        assert_eq!(place.load("").unwrap().tools["count"].missing_program, None);
+        place.write("tools/count/tool.toml", &TOOL.replace("entry = \"run\"", "entry = \"bin/run\""));
+        place.write_program("tools/count/bin/run", "#!/bin/sh\n");
+        assert!(place.load("").is_ok());
+        place.set_mode("tools/count/bin", 0o700);
+        assert!(place.refused().reason.contains("bin cannot be entered by others"));
+        let place = Place::new();
+        place.set_mode("extensions/guard/main.py", 0o644);
+        assert_eq!(place.refused().line, Some(7));
+    }
+
+    #[test]
+    fn what_an_interpreter_runs_needs_no_execute_bit_but_must_be_readable() {
+        let place = Place::new();
+        place.write("tools/count/tool.toml", &TOOL.replace("runtime = \"exec\"", "runtime = \"shell\""));
+        place.set_mode("tools/count/run", 0o644);
+        let shell = "[runtimes.shell]\ncommand = \"/bin/sh\"\n";
+        assert_eq!(place.load(shell).unwrap().hindrances().count(), 0);
+        place.set_mode("tools/count/run", 0o600);
+        let errors = place.load(shell).unwrap_err();
+        assert!(errors[0].reason.contains("cannot be read by others (mode 0600)"), "{errors:?}");
+    }
+
+    #[test]
+    fn what_the_host_lacks_or_the_policy_hides_concerns_its_own_tool_only() {
+        let outside = tempfile::tempdir().unwrap();
+        let script = |line: &str| format!("#!{line}\nexit\n");
+        let shown: [&str; 5] =
+            ["/bin/sh -e", "/usr/bin/env sh", "/usr/bin/env -S A=1 sh -e", "/workspace/own/sh", "/usr/bin/env -i"];
+        for line in shown {
+            let place = Place::new();
+            place.write("tools/count/run", &script(line));
+            assert_eq!(place.load("").unwrap().tools["count"].hindrance, None, "{line}");
+        }
+        let hidden = outside.path().join("sh");
+        fs::copy("/bin/sh", &hidden).unwrap();
+        let hindered = [
+            ("/usr/bin/no-such-shell", "/usr/bin/no-such-shell, and this host has no such program"),
+            ("/tool/lib/sh", "/tool/lib/sh, and this host has no such program"),
+            ("/usr/bin", "no such program"),
+            ("/usr/bin/env no-such-shell", "look for `no-such-shell`, which is not on /usr/local/bin:"),
+            ("/usr/bin/env sh -e", "look for `sh -e`"),
+            ("/sbin/ldconfig", "/sbin/ldconfig, which policy `plain` does not show"),
+        ];
+        for (line, words) in hindered {
+            let place = Place::new();
+            place.write("tools/count/run", &script(line));
+            let hindrance = place.load("").unwrap().tools["count"].hindrance.clone().unwrap();
+            assert!(hindrance.line == Some(6) && hindrance.reason.contains(words), "{line}: {hindrance}");
+        }
+        let place = Place::new();
+        fs::remove_file(place.0.path().join("tools/count/run")).unwrap();
+        std::os::unix::fs::symlink(&hidden, place.0.path().join("tools/count/run")).unwrap();
+        let reason = place.load("").unwrap().tools["count"].hindrance.clone().unwrap().reason;
+        assert!(reason.contains("leads to") && reason.contains("policy `plain` does not show"), "{reason}");
+    }
+
+    #[test]
+    fn a_program_that_is_not_built_yet_or_has_no_runtime_concerns_its_own_tool_only() {
+        let place = Place::new();
+        assert_eq!(place.load("").unwrap().hindrances().count(), 0);
         place.write("tools/count/tool.toml", &TOOL.replace("entry = \"run\"", "entry = \"main\""));
-        let tool = &place.load("").unwrap().tools["count"];
-        assert!(tool.missing_program.as_ref().is_some_and(|program| program.ends_with("tools/count/main")));
+        let catalog = place.load("").unwrap();
+        let hindrance = catalog.tools["count"].hindrance.clone().unwrap();
+        assert!(hindrance.line == Some(6) && hindrance.reason.contains("tools/count/main is missing"), "{hindrance}");
+        assert_eq!(catalog.hindrances().collect::<Vec<_>>(), [&hindrance]);
+        place.write("tools/count/tool.toml", &TOOL.replace("runtime = \"exec\"", "runtime = \"gone\""));
+        let catalog = place.load("[runtimes.gone]\ncommand = \"/usr/bin/no-such\"\n").unwrap();
+        let hindrance = catalog.tools["count"].hindrance.clone().unwrap();
+        assert!(
+            hindrance.line == Some(5) && hindrance.reason.contains("/usr/bin/no-such does not exist"),
+            "{hindrance}"
+        );
     }
 
     #[test]

@@ -146,10 +146,8 @@ fn write_manual(dir: &Path) -> anyhow::Result<ExitCode> {
 fn check(config_dir: &Path) -> ExitCode {
     match Installation::load(config_dir, Owners::Anybody) {
         Ok(installation) => {
-            for tool in installation.catalog.tools.values() {
-                if let Some(program) = &tool.missing_program {
-                    println!("tool {}: {} is missing; its calls would fail", tool.manifest.name, program.display());
-                }
+            for hindrance in installation.catalog.hindrances() {
+                println!("{hindrance}; until then its calls fail");
             }
             println!(
                 "{}: valid; {} agents, {} tools, {} policies",

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::config::{PROGRAM_PATH, RuntimeConfig};
 use crate::trusted::{self, Owners};
+
+use super::entry::OTHERS_EXECUTE;
 
 /// What every sandbox sees of the host anyway; a program elsewhere needs its folder mounted.
 const SYSTEM: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
@@ -152,6 +155,11 @@ fn locate(command: &Path, owners: Owners, install: &str) -> Result<PathBuf, Stri
     for candidate in &candidates {
         match trusted::file(candidate, owners) {
             Ok(resolved) => {
+                let mode = resolved.metadata().map_or(0, |found| found.permissions().mode() & 0o7777);
+                if mode & OTHERS_EXECUTE == 0 {
+                    let program = resolved.display();
+                    return Err(format!("{program} is not executable by others (mode {mode:04o}): chmod a+x"));
+                }
                 let in_system = |path: &Path| SYSTEM.iter().any(|system| path.starts_with(system));
                 return Ok(if in_system(candidate) && in_system(&resolved) { candidate.clone() } else { resolved });
             }
@@ -170,7 +178,6 @@ fn locate(command: &Path, owners: Owners, install: &str) -> Result<PathBuf, Stri
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
@@ -200,6 +207,8 @@ mod tests {
         let program = top.path().canonicalize().unwrap().join("bun");
         fs::write(&program, "").unwrap();
         let config = RuntimeConfig { command: Some(program.clone()), ..RuntimeConfig::default() };
+        assert!(configured("bun", config.clone()).unwrap_err().reason.contains("chmod a+x"));
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let bun = configured("bun", config.clone()).unwrap();
         assert_eq!(bun.mounts, [program.parent().unwrap()]);
         assert_eq!(bun.command_line(Path::new("/tool/m.ts"))[1..], ["run", "/tool/m.ts"]);

@@ -185,17 +185,6 @@ pub fn run(options: &Options) -> Result<ExitCode, LauncherError> {
         }
     };
     privileges::keep_only_the_launchers().map_err(kernel("give up what it does not need"))?;
-    for tool in catalog.tools.values() {
-        if let Some(program) = &tool.missing_program {
-            tracing::warn!(tool = tool.manifest.name, program = %program.display(), "its program is missing: calls fail");
-        }
-    }
-    for extension in catalog.extensions.values() {
-        if let Some(program) = &extension.missing_program {
-            let (extension, program) = (&extension.manifest.name, program.display());
-            tracing::warn!(extension, %program, "its program is missing: it fails whenever it is asked");
-        }
-    }
     tracing::info!(
         socket = %socket.path().display(),
         state_dir = %state.path().display(),
@@ -249,6 +238,9 @@ fn load(config_dir: &std::path::Path) -> Result<(Config, Catalog), Vec<FileError
     let text = directory.read(crate::config::FILE_NAME.as_ref()).map_err(|error| vec![error.about(&file)])?;
     let config = Config::parse(&file, &text).map_err(|error| vec![error])?;
     let catalog = Catalog::load(&config, Owners::RootOnly)?;
+    for hindrance in catalog.hindrances() {
+        tracing::warn!(%hindrance, "calls that need it fail");
+    }
     Ok((config, catalog))
 }
 

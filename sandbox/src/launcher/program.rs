@@ -8,6 +8,7 @@ use toolproto::code::Code;
 use toolproto::digest::Digest;
 use toolproto::manifest::{ConfinedProgram, DEFAULT_MAX_RESPONSE, Effects, HostPort, TlsMode};
 use toolproto::receipt::{EXTENSION_PREFIX, PolicyIdentity, ToolIdentity};
+use toolproto::source::FileError;
 use toolproto::units::Bytes;
 
 use super::account::AccessTable;
@@ -119,7 +120,7 @@ pub fn resolve(
             let confined = Confined {
                 program: &tool.manifest.program,
                 folder: &tool.folder,
-                missing: tool.missing_program.as_deref(),
+                hindrance: tool.hindrance.as_ref(),
                 reads_only: tool.manifest.execution.effects == Effects::ReadOnly,
                 place: if tool.manifest.is_prewarmed() { Place::Late } else { Place::Usual },
                 prewarm: tool.manifest.prewarm,
@@ -132,7 +133,7 @@ pub fn resolve(
             let confined = Confined {
                 program: &extension.manifest.program,
                 folder: &extension.folder,
-                missing: extension.missing_program.as_deref(),
+                hindrance: extension.hindrance.as_ref(),
                 reads_only: true,
                 place: Place::Usual,
                 prewarm: 0,
@@ -176,7 +177,7 @@ pub fn resolve(
 struct Confined<'a> {
     program: &'a ConfinedProgram,
     folder: &'a Path,
-    missing: Option<&'a Path>,
+    hindrance: Option<&'a FileError>,
     reads_only: bool,
     place: Place,
     prewarm: u32,
@@ -186,11 +187,10 @@ impl Confined<'_> {
     fn resolve(&self, catalog: &Catalog, config: &Config, secrets: &Secrets) -> Result<Resolved, LaunchFailure> {
         let program = self.program;
         let unavailable = |message: String| failure(Code::ToolUnavailable, message);
-        if let Some(missing) = self.missing {
-            let message = format!("{} is missing: build the program, then reload agentd", missing.display());
-            return Err(unavailable(message));
-        }
         let runtime = runtime(catalog, &program.runtime)?;
+        if let Some(hindrance) = self.hindrance {
+            return Err(unavailable(format!("{hindrance}; then reload agentd")));
+        }
         let policy = policy(catalog, &program.policy)?;
         let tls = |target: &HostPort| program.tls.get(target).copied().unwrap_or_default();
         let passages = passages(policy, &program.hosts, tls)?;
