@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use toolproto::digest::Digest;
 use toolproto::manifest::is_name;
-use toolproto::source::{FileError, line_of_key, parse_toml};
+use toolproto::source::{FileError, alternatives, line_of_key, parse_toml};
 use toolproto::units::{Bytes, DiskRates, Span, thousandths};
 
 use crate::model::settings::{ModelFile, ModelSettings};
@@ -339,7 +339,8 @@ impl Agent {
             ("tool_search", "always", raw.tool_search.as_ref().map_or(&Vec::new(), |search| &search.always)),
         ] {
             if let Some(tool) = named.iter().find(|tool| !raw.tools.contains(tool)) {
-                return Err(refuse(table, key, format!("`{tool}` is not among the agent's tools")));
+                let hint = alternatives(tool, raw.tools.iter().map(String::as_str));
+                return Err(refuse(table, key, format!("`{tool}` is not among the agent's tools{hint}")));
             }
         }
         for (wanted, section, name) in [

@@ -9,7 +9,7 @@ use sandbox::policy::{Policy, WorkspaceMode};
 use sandbox::trusted::Owners;
 use toolproto::api::PolicyView;
 use toolproto::manifest::{Effects, ToolManifest};
-use toolproto::source::{FileError, line_of_key, nearest};
+use toolproto::source::{FileError, alternatives, line_of_key};
 
 use crate::agent::{Agent, Price};
 use crate::extension::Extension;
@@ -163,9 +163,7 @@ fn unpriced(agent: &Agent, file: &Path, config: &Config) -> Option<FileError> {
 /// The first name in an agent's list that the catalogue does not have.
 fn unknown_name<T>(file: &Path, what: &str, names: &[String], known: &BTreeMap<String, T>) -> Option<FileError> {
     let name = names.iter().find(|name| !known.contains_key(*name))?;
-    let hint = nearest(name, known.keys().map(String::as_str))
-        .map(|near| format!("; did you mean `{near}`?"))
-        .unwrap_or_default();
+    let hint = alternatives(name, known.keys().map(String::as_str));
     let line = std::fs::read_to_string(file).ok().and_then(|text| line_of_key(&text, "", &format!("{what}s")));
     Some(FileError { file: file.to_owned(), line, reason: format!("there is no {what} `{name}`{hint}") })
 }

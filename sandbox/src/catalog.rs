@@ -16,7 +16,7 @@ use std::rc::Rc;
 use toolproto::digest::Digest;
 use toolproto::extension::ExtensionManifest;
 use toolproto::manifest::{ConfinedProgram, TlsMode, ToolManifest};
-use toolproto::source::{FileError, line_of_key, nearest};
+use toolproto::source::{FileError, alternatives, line_of_key};
 
 use self::entry::Entry;
 pub use self::runtime::{MissingRuntime, Runtime};
@@ -140,7 +140,7 @@ impl Catalog {
             if let Some(fallback) = &tool.manifest.retry.fallback
                 && !tools.contains_key(fallback)
             {
-                let reason = unknown("fallback", fallback, nearest(fallback, tools.keys().map(String::as_str)));
+                let reason = unknown("fallback", fallback, tools.keys());
                 errors.push(FileError::whole(&tool.folder.join(MANIFEST), reason));
             }
         }
@@ -332,15 +332,7 @@ impl Surroundings<'_> {
         };
         let mut errors = Vec::new();
         if !self.runtimes.contains_key(&program.runtime) {
-            errors.push(refuse(
-                "run",
-                "runtime",
-                unknown(
-                    "runtime",
-                    &program.runtime,
-                    nearest(&program.runtime, self.runtimes.keys().map(String::as_str)),
-                ),
-            ));
+            errors.push(refuse("run", "runtime", unknown("runtime", &program.runtime, self.runtimes.keys())));
         }
         match self.policies.get(&program.policy) {
             Some(policy) => {
@@ -350,26 +342,15 @@ impl Surroundings<'_> {
                 errors.extend(reason.map(|reason| refuse("sandbox", "hosts", reason)));
             }
             None => {
-                errors.push(refuse(
-                    "sandbox",
-                    "policy",
-                    unknown(
-                        "policy",
-                        &program.policy,
-                        nearest(&program.policy, self.policies.keys().map(String::as_str)),
-                    ),
-                ));
+                errors.push(refuse("sandbox", "policy", unknown("policy", &program.policy, self.policies.keys())));
             }
         }
         errors
     }
 }
 
-fn unknown(what: &str, name: &str, nearest: Option<&str>) -> String {
-    match nearest {
-        Some(near) => format!("{what} `{name}` is unknown; did you mean `{near}`?"),
-        None => format!("{what} `{name}` is unknown"),
-    }
+fn unknown<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a String>) -> String {
+    format!("{what} `{name}` is unknown{}", alternatives(name, known.into_iter().map(String::as_str)))
 }
 
 #[cfg(test)]
@@ -491,6 +472,12 @@ mod tests {
             ),
             ("policy = \"plain\"", "policy = \"open\"\nhosts = [\"224.0.0.1:22\"]", Some(11), "a multicast address"),
             ("runtime = \"exec\"", "runtime = \"exek\"", Some(5), "did you mean `exec`"),
+            (
+                "runtime = \"exec\"",
+                "runtime = \"ruby\"",
+                Some(5),
+                "runtime `ruby` is unknown; known: `bun`, `exec`, `java`, `node`, `python`",
+            ),
             ("input = \"in.json\"", "input = \"other.json\"", Some(8), "other.json"),
             ("name = \"count\"", "name = \"counts\"", Some(2), "its folder `count`"),
         ];

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use toolproto::digest::Digest;
 use toolproto::manifest::{HostPort, is_name};
 use toolproto::receipt::PolicyIdentity;
-use toolproto::source::{FileError, line_of_key, nearest, parse_toml};
+use toolproto::source::{FileError, alternatives, line_of_key, nearest, parse_toml};
 use toolproto::units::{Bytes, DiskRates, thousandths};
 
 use crate::egress::{Ceiling, NetworkRule};
@@ -376,8 +376,8 @@ fn lineage<'a, 'text>(
     while let Some(parent) = &youngest.raw.extends {
         let Some(found) = sources.get(parent) else {
             let known = sources.keys().map(String::as_str);
-            let hint = nearest(parent, known).map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
-            return Err(youngest.refuse("", "extends", format!("policy `{parent}` is unknown{hint}")));
+            let reason = format!("policy `{parent}` is unknown{}", alternatives(parent, known));
+            return Err(youngest.refuse("", "extends", reason));
         };
         if !seen.insert(&found.raw.name) {
             return Err(source.refuse("", "extends", format!("policy `{}` extends itself", source.raw.name)));
@@ -631,8 +631,7 @@ impl<'text> Source<'text> {
                 let mechanisms = raw.any_of.iter().map(|name| {
                     Mechanism::from_name(name).ok_or_else(|| {
                         let known = Mechanism::ALL.iter().map(|mechanism| mechanism.as_str());
-                        let hint = nearest(name, known).map(|name| format!("; did you mean `{name}`?"));
-                        self.refuse_value(name, format!("`{name}` is no mechanism{}", hint.unwrap_or_default()))
+                        self.refuse_value(name, format!("`{name}` is no mechanism{}", alternatives(name, known)))
                     })
                 });
                 let mechanisms = mechanisms.collect::<Result<Vec<_>, _>>()?;

@@ -83,6 +83,27 @@ fn with_nearest_name(message: &str) -> String {
     }
 }
 
+/// How many known names are listed where none is near.
+const MOST_LISTED: usize = 12;
+
+/// What could have been meant by an unknown name, as the end of its message: the names that there are, as long as they are few,
+/// and the nearest of them.
+pub fn alternatives<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let known: Vec<&str> = known.into_iter().collect();
+    let near = nearest(written, known.iter().copied()).map(|name| format!("; did you mean `{name}`?"));
+    let listed = if known.is_empty() {
+        "; there is none".to_owned()
+    } else if known.len() <= MOST_LISTED || near.is_none() {
+        let names: Vec<_> = known.iter().take(MOST_LISTED).map(|name| format!("`{name}`")).collect();
+        let others = known.len() - names.len();
+        let others = if others == 0 { String::new() } else { format!(" and {others} others") };
+        format!("; known: {}{others}", names.join(", "))
+    } else {
+        String::new()
+    };
+    listed + &near.unwrap_or_default()
+}
+
 /// The known name nearest to what was written, if one is near enough to be meant.
 pub fn nearest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (written.chars().count() / 3).max(1);
@@ -134,5 +155,16 @@ mod tests {
     fn far_names_are_not_suggested() {
         assert_eq!(nearest("sandbax", ["run", "sandbox"]), Some("sandbox"));
         assert_eq!(nearest("colour", ["run", "sandbox"]), None);
+    }
+
+    #[test]
+    fn an_unknown_names_alternatives_are_listed_while_they_are_few() {
+        assert_eq!(alternatives("exek", ["bun", "exec"]), "; known: `bun`, `exec`; did you mean `exec`?");
+        assert_eq!(alternatives("ruby", ["bun", "exec"]), "; known: `bun`, `exec`");
+        assert_eq!(alternatives("ruby", []), "; there is none");
+        let many: Vec<String> = (0..20).map(|number| format!("tool_{number}")).collect();
+        let many = || many.iter().map(String::as_str);
+        assert_eq!(alternatives("tool_77", many()), "; did you mean `tool_7`?");
+        assert!(alternatives("else", many()).ends_with("`tool_10`, `tool_11` and 8 others"));
     }
 }

@@ -15,7 +15,7 @@ use toolproto::code::Code;
 use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
 use toolproto::job::{Problem, ReceiptsHead};
-use toolproto::source::nearest;
+use toolproto::source::alternatives;
 
 use super::{Dispatcher, unlinked, unreadable};
 use crate::call::{self, Answered, Asked, SealError, Sealed};
@@ -42,8 +42,8 @@ impl<L: Launch> Dispatcher<L> {
         let offer = self.inner.offer();
         let Some(tool) = offer.tools.get(&request.tool) else {
             let names = offer.tools.iter().map(|tool| tool.manifest.name.as_str());
-            let hint =
-                nearest(&request.tool, names).map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+            let names = names.filter(|name| (offer.permits)(caller, Subject::Tool(name)));
+            let hint = alternatives(&request.tool, names);
             return Err(Problem::new(Code::ToolUnknown, format!("there is no tool `{}`{hint}", request.tool)));
         };
         if !(offer.permits)(caller, Subject::Tool(&request.tool)) {

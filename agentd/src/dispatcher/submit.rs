@@ -10,7 +10,7 @@ use toolproto::code::Code;
 use toolproto::digest::Digest;
 use toolproto::ids::{JobId, RequestId};
 use toolproto::job::{Accepted, JobRequest, Problem, Violation};
-use toolproto::source::nearest;
+use toolproto::source::alternatives;
 
 use super::{Arrival, Dispatcher, Prepared, unlinked, unreadable};
 use crate::agent::Agent;
@@ -117,8 +117,7 @@ impl<L: Launch> Dispatcher<L> {
     ) -> Result<(std::sync::Arc<Agent>, std::sync::Arc<dyn crate::model::Model>), Problem> {
         let offer = self.inner.offer();
         offer.agents.get(name).cloned().ok_or_else(|| {
-            let hint = nearest(name, offer.agents.keys().map(String::as_str));
-            let hint = hint.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+            let hint = alternatives(name, offer.agents.keys().map(String::as_str));
             Problem::new(Code::AgentUnknown, format!("there is no agent `{name}`{hint}"))
         })
     }

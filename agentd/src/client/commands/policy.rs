@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use toolproto::api::{PolicyList, PolicyView};
-use toolproto::source::nearest;
+use toolproto::source::alternatives;
 
 use crate::client::Context;
 use crate::client::failure::Failure;
@@ -55,9 +55,7 @@ fn row(policy: &PolicyView) -> [String; 5] {
 
 fn find<'a>(list: &'a PolicyList, name: &str) -> Result<&'a PolicyView, Failure> {
     list.policies.iter().find(|policy| policy.name == name).ok_or_else(|| {
-        let hint = nearest(name, list.policies.iter().map(|policy| policy.name.as_str()))
-            .map(|name| format!("; did you mean `{name}`?"))
-            .unwrap_or_default();
+        let hint = alternatives(name, list.policies.iter().map(|policy| policy.name.as_str()));
         Failure::Input(format!("there is no policy `{name}`{hint}"))
     })
 }

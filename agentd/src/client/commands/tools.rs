@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use toolproto::api::{API_VERSION, BreakerAction, BreakerRequest, BreakerView, ExtensionView, ToolList, ToolView};
-use toolproto::source::nearest;
+use toolproto::source::alternatives;
 
 use crate::client::Context;
 use crate::client::failure::Failure;
@@ -126,9 +126,7 @@ fn extension_row(extension: &ExtensionView) -> [String; 7] {
 
 fn find<'a>(list: &'a ToolList, name: &str) -> Result<&'a ToolView, Failure> {
     list.tools.iter().find(|tool| tool.name == name).ok_or_else(|| {
-        let hint = nearest(name, list.tools.iter().map(|tool| tool.name.as_str()))
-            .map(|name| format!("; did you mean `{name}`?"))
-            .unwrap_or_default();
+        let hint = alternatives(name, list.tools.iter().map(|tool| tool.name.as_str()));
         Failure::Input(format!("there is no tool `{name}`{hint}"))
     })
 }
