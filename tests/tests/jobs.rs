@@ -353,6 +353,7 @@ fn agentctl_submits_follows_and_shows() {
         &["events", id],
         &["result", id],
         &["receipts", id],
+        &["receipts", id, "--show"],
         &["tools"],
         &["tools", "show", "count"],
     ] {
@@ -360,6 +361,11 @@ fn agentctl_submits_follows_and_shows() {
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", shown(&output));
         assert!(!output.stdout.is_empty(), "{arguments:?} says nothing");
     }
+    let output = daemon.agentctl(&["--json", "receipts", id, "--show=1"]).output().unwrap();
+    let statement: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", shown(&output)));
+    assert_eq!((&statement["predicate"]["sequence"], &statement["predicate"]["job_id"]), (&json!(1), &json!(id)));
+    let output = daemon.agentctl(&["receipts", id, "--show=99"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", shown(&output));
     let arguments = ["call", "count", "--args", "{\"file\":\"words\"}", "--workspace", workspace.to_str().unwrap()];
     let output = daemon.agentctl(&arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
@@ -374,9 +380,13 @@ fn verified(daemon: &Daemon<'_>, id: &str) {
     let (bundle, key) = (daemon.site().path("bundle.jsonl"), daemon.site().path("state/receipt.pub"));
     let output = daemon.agentctl(&["receipts", id, "--bundle", bundle.to_str().unwrap()]).output().unwrap();
     assert!(output.status.success(), "{}", shown(&output));
-    let arguments = ["verify", bundle.to_str().unwrap(), "--key", key.to_str().unwrap()];
+    let arguments = ["--json", "verify", bundle.to_str().unwrap(), "--key", key.to_str().unwrap(), "--show"];
     let output = daemon.agentctl(&arguments).output().unwrap();
     assert!(output.status.success(), "{}", shown(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let statements = report["statements"].as_array().unwrap();
+    assert_eq!(json!(statements.len()), json!(report["receipts"].as_u64().unwrap() + 1), "the seal, too: {report}");
+    assert!(statements.iter().all(|statement| statement["predicate"]["job_id"] == json!(id)), "{report}");
 }
 
 #[test]

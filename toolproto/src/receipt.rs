@@ -634,6 +634,14 @@ impl Envelope {
         Ok(statement.predicate)
     }
 
+    /// The statement inside, whatever its predicate.
+    ///
+    /// # Errors
+    /// When the payload is not JSON.
+    pub fn statement(&self) -> Result<serde_json::Value, EnvelopeError> {
+        serde_json::from_slice(&self.payload_bytes()?).map_err(EnvelopeError::Statement)
+    }
+
     /// The bytes that a signature of this envelope covers.
     ///
     /// # Errors

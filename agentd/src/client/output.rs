@@ -44,7 +44,7 @@ impl Output {
     pub(crate) fn value(&self, value: &impl Serialize) -> Result<(), Failure> {
         let text = if self.json { serde_json::to_string(value) } else { serde_json::to_string_pretty(value) };
         let text = text.map_err(|error| Failure::Conversation(format!("the answer has no JSON form: {error}")))?;
-        self.line(&text)
+        self.line(&inert(&text))
     }
 
     /// A line about what happens, on stderr.
@@ -208,6 +208,19 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { '?' } else { character }).collect()
 }
 
+/// JSON in which nothing is left that a terminal would obey: what JSON lets stand in strings is escaped, too.
+fn inert(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for character in json.chars() {
+        if character.is_control() && character != '\n' {
+            text.push_str(&format!("\\u{:04x}", u32::from(character)));
+        } else {
+            text.push(character);
+        }
+    }
+    text
+}
+
 /// A reader that has gone (`agentctl jobs | head`) is no failure of ours, but there is nothing left to do either.
 fn written(result: io::Result<()>) -> Result<(), Failure> {
     match result {
@@ -225,6 +238,14 @@ mod tests {
     fn columns_line_up_and_terminals_are_not_steered() {
         let rows = [["a".to_owned(), "long one".to_owned()], ["bcd\x1b[2J".to_owned(), "é".to_owned()]];
         assert_eq!(table(["ID", "NAME"], &rows), "ID       NAME\na        long one\nbcd?[2J  é");
+    }
+
+    #[test]
+    fn json_says_the_same_and_steers_no_terminal() {
+        let value = serde_json::json!({"said": "a\u{9b}2J\u{7f}\u{1b}é\n"});
+        let text = inert(&serde_json::to_string_pretty(&value).unwrap());
+        assert_eq!(text, "{\n  \"said\": \"a\\u009b2J\\u007f\\u001bé\\n\"\n}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
     }
 
     #[test]

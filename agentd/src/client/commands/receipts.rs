@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use serde_json::{Value, json};
 use toolproto::api::ReceiptList;
 use toolproto::ids::JobId;
 use toolproto::receipt::{Envelope, Receipt};
@@ -12,9 +13,10 @@ use crate::client::Context;
 use crate::client::failure::Failure;
 use crate::client::output::{bytes, millis, table};
 
-/// List a job's receipts, or write them to a file.
+/// List a job's receipts, show what they say, or write them to a file.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  agentctl receipts 06ab3tq4k1vfl2n8o0q1r5s7tg\n  \
+    agentctl receipts 06ab3tq4k1vfl2n8o0q1r5s7tg --show=2\n  \
     agentctl receipts 06ab3tq4k1vfl2n8o0q1r5s7tg --bundle job.receipts")]
 pub(crate) struct Receipts {
     /// The job
@@ -22,6 +24,9 @@ pub(crate) struct Receipts {
     /// Write the envelopes as JSON Lines to this file
     #[arg(long, value_name = "FILE")]
     bundle: Option<PathBuf>,
+    /// Show the statements inside, of all receipts and the seal or of one receipt; signatures are not checked
+    #[arg(long, value_name = "SEQ", num_args = 0..=1, require_equals = true, conflicts_with = "bundle")]
+    show: Option<Option<u64>>,
 }
 
 impl Receipts {
@@ -37,6 +42,10 @@ impl Receipts {
             }
             std::fs::write(file, lines).map_err(|error| Failure::file(file, error))?;
             context.output.remark(&format!("{} envelopes written to {}", list.receipts.len(), file.display()));
+        } else if let Some(which) = self.show {
+            for statement in statements(&list, which)? {
+                context.output.value(&statement)?;
+            }
         } else if context.output.json {
             context.output.value(&list)?;
         } else {
@@ -51,6 +60,25 @@ impl Receipts {
             context.output.line(&table(heading, &rows))?;
         }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// What the receipts say, or the one with this number.
+fn statements(list: &ReceiptList, which: Option<u64>) -> Result<Vec<Value>, Failure> {
+    let mut statements = Vec::new();
+    for envelope in &list.receipts {
+        let statement = envelope
+            .statement()
+            .map_err(|error| Failure::Conversation(format!("a receipt is not as expected: {error}")))?;
+        if which.is_none_or(|sequence| statement["predicate"]["sequence"] == json!(sequence)) {
+            statements.push(statement);
+        }
+    }
+    match which {
+        Some(sequence) if statements.is_empty() => {
+            Err(Failure::Input(format!("there is no receipt {sequence}: take a SEQ of `agentctl receipts ID`")))
+        }
+        _ => Ok(statements),
     }
 }
 
@@ -79,4 +107,26 @@ fn row(receipt: &Receipt) -> [String; 8] {
         receipt.usage.memory_peak.map(bytes).unwrap_or_default(),
         not_enforced(&receipt.not_enforced),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use toolproto::api::API_VERSION;
+
+    use super::*;
+
+    #[test]
+    fn statements_are_read_whatever_they_state_and_one_is_found_by_its_number() {
+        let envelope = |statement: &Value| Envelope {
+            payload: data_encoding::BASE64.encode(statement.to_string().as_bytes()),
+            payload_type: String::new(),
+            signatures: Vec::new(),
+        };
+        let said = [1, 2].map(|sequence| json!({"predicate": {"sequence": sequence}}));
+        let seal = json!({"predicate": {"count": 2}});
+        let list = ReceiptList { version: API_VERSION, receipts: said.iter().chain([&seal]).map(envelope).collect() };
+        assert_eq!(statements(&list, None).unwrap(), [said[0].clone(), said[1].clone(), seal]);
+        assert_eq!(statements(&list, Some(2)).unwrap(), [said[1].clone()]);
+        assert!(matches!(statements(&list, Some(3)), Err(Failure::Input(_))));
+    }
 }

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use toolproto::api::KeyList;
+use toolproto::receipt::Envelope;
 
 use super::read_input;
 use crate::client::Context;
@@ -18,7 +19,7 @@ const INSTALLED_KEY: &str = "/etc/agentd/receipt.pub";
 /// Check a receipt, a bundle of receipts, or the history of keys.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  agentctl verify job.receipts --key receipt.pub\n  agentctl verify receipt.json\n  \
+    after_help = "Examples:\n  agentctl verify job.receipts --key receipt.pub\n  agentctl verify receipt.json --show\n  \
     agentctl verify receipt.history --key receipt.pub\n\n\
     Without --key the keys are those of /etc/agentd/receipt.pub, else the daemon's. A key inside the file is never\n\
     trusted. A key file may hold several, the one in use first.\n\
@@ -30,6 +31,9 @@ pub(crate) struct Verify {
     /// The public keys as PEM, one or several
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// Show first what the envelopes say
+    #[arg(long)]
+    show: bool,
 }
 
 impl Verify {
@@ -40,15 +44,22 @@ impl Verify {
         let (ring, source) = ring(context, self.key.as_deref()).await?;
         let report = verification::verify(&text, &ring);
         let verdict = if report.is_valid() { "valid" } else { "invalid" };
+        let statements: Vec<Value> = if self.show { statements(&text) } else { Vec::new() };
         if context.output.json {
             let mut value = serde_json::to_value(&report)
                 .map_err(|error| Failure::Conversation(format!("the report has no JSON form: {error}")))?;
             if let Some(fields) = value.as_object_mut() {
                 fields.insert("valid".to_owned(), json!(report.is_valid()));
                 fields.insert("key_source".to_owned(), json!(source));
+                if self.show {
+                    fields.insert("statements".to_owned(), json!(statements));
+                }
             }
             context.output.value(&value)?;
         } else {
+            for statement in &statements {
+                context.output.value(statement)?;
+            }
             for finding in &report.findings {
                 context.output.line(&finding.to_string())?;
             }
@@ -71,6 +82,12 @@ impl Verify {
         }
         Ok(if report.is_valid() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
     }
+}
+
+/// What the envelopes say. Those that cannot be read are among the report's findings.
+fn statements(text: &str) -> Vec<Value> {
+    let envelopes = text.lines().filter_map(|line| serde_json::from_str::<Envelope>(line).ok());
+    envelopes.filter_map(|envelope| envelope.statement().ok()).collect()
 }
 
 /// The keys and where they come from.
