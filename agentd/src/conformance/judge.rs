@@ -6,9 +6,12 @@ use toolproto::manifest::Effects;
 use toolproto::receipt::OutcomeKind;
 use toolproto::reply::{self, Answer, UNSUPPORTED};
 
-use super::Finding;
 use super::probe::{Aim, Probe};
 use super::subject::{Subject, WORKSPACE_FOLDER};
+use super::{Finding, abbreviated};
+
+/// The most characters of a value in a finding.
+const LONGEST_VALUE: usize = 80;
 
 /// What a probe's run showed.
 #[derive(Clone, Debug)]
@@ -17,6 +20,8 @@ pub struct Seen {
     pub kind: OutcomeKind,
     /// Its exit status, if it exited.
     pub status: Option<i32>,
+    /// Why it was not started, if it was not.
+    pub failure: Option<String>,
     /// What it wrote to stdout, at most one byte more than its cap.
     pub stdout: Vec<u8>,
     /// The end of what it wrote to stderr.
@@ -35,7 +40,10 @@ pub fn judge(subject: &Subject, probe: &Probe, seen: &Seen) -> Vec<Finding> {
         OutcomeKind::TimedOut => violated(format!("it did not end within {:?}", subject.time)),
         OutcomeKind::Signalled => violated(with_stderr("it was ended by a signal", seen)),
         OutcomeKind::OutOfMemory => violated("it reached its memory limit".to_owned()),
-        _ => violated(with_stderr("it could not be started", seen)),
+        _ => {
+            let why = seen.failure.as_ref().map(|failure| format!(": {failure}")).unwrap_or_default();
+            violated(with_stderr(&format!("it could not be started{why}"), seen));
+        }
     }
     if seen.stdout.len() as u64 > subject.manifest.program.max_response.0 {
         violated(format!("it wrote more than its cap of {} bytes to stdout", subject.manifest.program.max_response.0));
@@ -106,7 +114,9 @@ fn answer(subject: &Subject, probe: &Probe, seen: &Seen, findings: &mut Vec<Find
 
 fn misfit(schema: &Validator, result: &Value) -> Option<Finding> {
     let error = schema.iter_errors(result).next()?;
-    Some(Finding::violation(format!("/result{}: {error} (output schema)", error.instance_path())))
+    let (value, message) = (error.instance().to_string(), error.to_string());
+    let message = message.replace(&value, &abbreviated(&value, LONGEST_VALUE));
+    Some(Finding::violation(format!("/result{}: {message} (output schema)", error.instance_path())))
 }
 
 fn described_schemas(result: &Value) -> Option<Finding> {
@@ -119,7 +129,7 @@ fn described_schemas(result: &Value) -> Option<Finding> {
 
 fn with_stderr(what: &str, seen: &Seen) -> String {
     match seen.stderr.trim().lines().last() {
-        Some(line) => format!("{what} (stderr ends: {line})"),
+        Some(line) => format!("{what} (stderr ends: {})", abbreviated(line, LONGEST_VALUE)),
         None => what.to_owned(),
     }
 }
@@ -145,6 +155,7 @@ mod tests {
         Seen {
             kind: OutcomeKind::Exited,
             status: Some(status),
+            failure: None,
             stdout: stdout.into_bytes(),
             stderr: String::new(),
             changed: Vec::new(),
@@ -208,6 +219,33 @@ mod tests {
         assert_eq!(gravities(protocol, |probe| succeeded(probe, &json!({}))), advice);
         assert!(gravities("an empty stdin", |_| exited(2, String::new())).is_empty());
         assert_eq!(gravities("an empty stdin", |_| exited(0, String::new())), advice);
+    }
+
+    #[test]
+    fn findings_say_what_is_wrong_without_filling_the_screen() {
+        let subject = subject();
+        let all = probes(&subject);
+        let probe = named(&all, "a valid call");
+        let found = |seen: Seen| judge(&subject, probe, &seen).remove(0).what;
+        let long = "é".repeat(9_000);
+        let what = found(succeeded(probe, &json!({"distinct": long, "words": []})));
+        assert!(
+            what.starts_with("/result/distinct: \"éé") && what.contains("é… (9002 characters) is not of type"),
+            "{what}"
+        );
+        assert!(what.chars().count() < 200, "{what}");
+        let error = json!({"code": "A", "message": "m".repeat(2_000)});
+        let reply = json!({"protocol": 1, "call_id": probe.call, "ok": false, "error": error});
+        let what = found(exited(1, reply.to_string()));
+        assert!(what.ends_with(" characters)") && what.chars().count() < 700, "{what}");
+        let what = found(Seen { stderr: long, ..exited(1, String::new()) });
+        assert!(what.contains("(9000 characters)") && what.chars().count() < 400, "{what}");
+        let seen = Seen {
+            kind: OutcomeKind::LaunchFailed,
+            failure: Some("exec: Permission denied".to_owned()),
+            ..exited(1, String::new())
+        };
+        assert_eq!(found(seen), "it could not be started: exec: Permission denied");
     }
 
     #[test]

@@ -37,11 +37,22 @@ pub struct Finding {
 
 impl Finding {
     fn violation(what: impl Into<String>) -> Self {
-        Self { gravity: Gravity::Violation, what: what.into() }
+        Self { gravity: Gravity::Violation, what: abbreviated(&what.into(), LONGEST_FINDING) }
     }
 
     fn advice(what: impl Into<String>) -> Self {
-        Self { gravity: Gravity::Advice, what: what.into() }
+        Self { gravity: Gravity::Advice, what: abbreviated(&what.into(), LONGEST_FINDING) }
+    }
+}
+
+/// The most characters of a finding; tools are sent, and send, values that fill many screens.
+const LONGEST_FINDING: usize = 600;
+
+/// The begin of a text that is longer than that many characters, and how long it is.
+fn abbreviated(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}… ({} characters)", &text[..end], text.chars().count()),
+        None => text.to_owned(),
     }
 }
 

@@ -91,7 +91,7 @@ impl Check {
         let connection = context.daemon.upgrade("/exec", EXEC_PROTOCOL, &request).await?;
         let most = usize::try_from(subject.manifest.program.max_response.0).unwrap_or(usize::MAX).saturating_add(1);
         let (end, stdout, stderr) = converse(connection, &probe.stdin, probe.pause, most).await?;
-        if let Some(failure) = end.failure.filter(|failure| failure.step != "exec") {
+        if let Some(failure) = end.failure.as_ref().filter(|failure| failure.step != "exec") {
             return Err(Failure::Conversation(format!(
                 "the sandbox could not be set up: {} at step {}: {}",
                 failure.code, failure.step, failure.message
@@ -106,6 +106,7 @@ impl Check {
         Ok(Seen {
             kind: end.outcome.kind,
             status: end.outcome.exit_status,
+            failure: end.failure.map(|failure| failure.message),
             stdout,
             stderr: String::from_utf8_lossy(&stderr).into_owned(),
             changed: paths(changes.created).chain(paths(changes.modified)).chain(paths(changes.deleted)).collect(),
