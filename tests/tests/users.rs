@@ -130,6 +130,17 @@ fn who_is_not_in_the_group_is_kept_out() {
 }
 
 #[test]
+fn members_reach_a_socket_whose_directory_agentd_made() {
+    needs!(requirements());
+    let site = site();
+    fs::remove_dir(site.path("run")).unwrap();
+    let daemon = Daemon::start(&site);
+    let member = daemon.agentctl_as(ANNA, GROUP, &["tools"]).output().unwrap();
+    assert_eq!(member.status.code(), Some(0), "{}", shown(&member));
+    daemon.stop();
+}
+
+#[test]
 fn a_workspace_is_its_owners_and_stays_so() {
     needs!(requirements());
     let site = site();

@@ -90,11 +90,9 @@ impl ApiSocket {
             return Err(SocketError::Path(path.to_owned()));
         };
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-        fs::DirBuilder::new().recursive(true).mode(0o755).create(folder).map_err(|source| SocketError::Bind {
-            action: "create",
-            path: folder.to_owned(),
-            source,
-        })?;
+        // Whatever the launcher's umask: who may connect, the socket itself says.
+        let made = under_umask(0o022, || fs::DirBuilder::new().recursive(true).mode(0o755).create(folder));
+        made.map_err(|source| SocketError::Bind { action: "create", path: folder.to_owned(), source })?;
         let directory = TrustedDir::open(folder, Owners::RootOnly)?;
         let path = directory.path().join(name);
         let failed = |action| {
@@ -107,10 +105,7 @@ impl ApiSocket {
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .map_err(failed("make a socket for"))?;
         // Nobody but root may connect before owner and mode are set.
-        let umask = rustix::process::umask(Mode::from_raw_mode(0o177));
-        let bound = rustix::net::bind(&listener, &address);
-        rustix::process::umask(umask);
-        bound.map_err(failed("bind"))?;
+        under_umask(0o177, || rustix::net::bind(&listener, &address)).map_err(failed("bind"))?;
         let file = crate::sys::peer::bound_file(listener.as_fd()).map_err(|source| SocketError::Bind {
             action: "look at",
             path: path.clone(),
@@ -183,6 +178,14 @@ impl AsFd for ApiSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
+}
+
+/// Makes a file with another umask than the launcher's, which is single-threaded.
+fn under_umask<T>(umask: u32, make: impl FnOnce() -> T) -> T {
+    let before = rustix::process::umask(Mode::from_raw_mode(umask));
+    let made = make();
+    rustix::process::umask(before);
+    made
 }
 
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
