@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use toolproto::api::Phase;
@@ -19,35 +21,52 @@ use crate::session::Session;
 use crate::session::conclude::{self, Failure};
 use crate::session::event::{CallRecord, Event, Interruption};
 
+/// How many jobs are prepared at once.
+const AT_ONCE: usize = 32;
+
 impl<L: Launch> Dispatcher<L> {
     /// Goes on with each unfinished job; what cannot go on ends with INTERRUPTED.
     pub(super) async fn recover(&self) -> Result<(), LedgerError> {
-        let ledger = &self.inner.shared.ledger;
-        for row in ledger.unfinished().await? {
-            match row.kind {
-                JobKind::Call | JobKind::Exec | JobKind::Rollback => {
-                    tracing::warn!(job = %row.id, "agentd ended while this direct call ran");
-                    ledger.close(row.id).await?;
+        let rows = self.inner.shared.ledger.unfinished().await?;
+        // Several at once, since each waits for the ledger, the launcher and its worker in turn; begun in their order all the same.
+        let mut prepared = stream::iter(&rows)
+            .map(|row| async move {
+                let prepared = match row.kind {
+                    JobKind::Agent => Some(self.prepared(row).await),
+                    JobKind::Call | JobKind::Exec | JobKind::Rollback => None,
+                };
+                (row, prepared)
+            })
+            .buffered(AT_ONCE);
+        while let Some((row, prepared)) = prepared.next().await {
+            let Some(prepared) = prepared else {
+                tracing::warn!(job = %row.id, "agentd ended while this direct call ran");
+                self.inner.shared.ledger.close(row.id).await?;
+                continue;
+            };
+            let enqueued = prepared.and_then(|prepared| {
+                let enqueued = self.enqueue(row, prepared, Arrival::Again);
+                enqueued.map_err(|full| Hindrance::Reason(full.to_string()))
+            });
+            match enqueued {
+                Ok(()) => tracing::info!(job = %row.id, "job goes on"),
+                Err(Hindrance::Reason(reason)) => {
+                    tracing::warn!(job = %row.id, reason, "job cannot go on");
+                    self.end_interrupted(row, &reason).await?;
                 }
-                JobKind::Agent => match self.go_on(&row).await {
-                    Ok(()) => tracing::info!(job = %row.id, "job goes on"),
-                    Err(Hindrance::Reason(reason)) => {
-                        tracing::warn!(job = %row.id, reason, "job cannot go on");
-                        self.end_interrupted(&row, &reason).await?;
-                    }
-                    // One job that cannot be read does not keep the others from going on.
-                    Err(Hindrance::Ledger(error)) => tracing::error!(job = %row.id, %error, "job cannot be read"),
-                    Err(Hindrance::Link(error)) => {
-                        tracing::error!(job = %row.id, %error, "job is left to the next start");
-                        return Ok(());
-                    }
-                },
+                // One job that cannot be read does not keep the others from going on.
+                Err(Hindrance::Ledger(error)) => tracing::error!(job = %row.id, %error, "job cannot be read"),
+                Err(Hindrance::Link(error)) => {
+                    tracing::error!(job = %row.id, %error, "job is left to the next start");
+                    return Ok(());
+                }
             }
         }
         Ok(())
     }
 
-    async fn go_on(&self, row: &JobRow) -> Result<(), Hindrance> {
+    /// A job as an earlier agentd left it, with its grant.
+    async fn prepared(&self, row: &JobRow) -> Result<Prepared, Hindrance> {
         let (session, sequence) = self.restored(row).await?;
         let offer = self.inner.offer();
         let (agent, model) = offer
@@ -70,8 +89,7 @@ impl<L: Launch> Dispatcher<L> {
         };
         let evidence_head = self.evidence_head(row, &session).await?;
         let (agent, model) = (agent.clone(), model.clone());
-        let prepared = Prepared { agent, model, session, sequence, evidence_head, begin: Some(begin) };
-        self.enqueue(row, prepared, Arrival::Again).map_err(|full| Hindrance::Reason(full.to_string()))
+        Ok(Prepared { agent, model, session, sequence, evidence_head, begin: Some(begin) })
     }
 
     /// How a job begins that was accepted and never did.

@@ -171,8 +171,8 @@ pub struct Grant {
     pub chain: Chain,
     /// Whether it outlives the launcher: an agent's does.
     pub is_kept: bool,
-    /// Of a job of an earlier launcher, until agentd is told: which of the calls that it asked about never started.
-    pub readmitted: Option<Vec<CallId>>,
+    /// Of a job of an earlier launcher, until agentd is told.
+    pub readmitted: Option<Readmitted>,
     /// What its ended calls leave to be started ahead: see [`Self::holder`] for when.
     pub orders: Vec<Order>,
     slice: Option<Slice>,
@@ -318,6 +318,15 @@ impl Workspace {
         }
         std::mem::take(&mut self.asked)
     }
+}
+
+/// What an earlier launcher left of a job.
+#[derive(Debug)]
+pub struct Readmitted {
+    /// Its grant.
+    pub kept: Kept,
+    /// Which of the calls that agentd asked about never started.
+    pub never_started: Vec<CallId>,
 }
 
 impl Grant {

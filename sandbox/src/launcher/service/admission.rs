@@ -10,7 +10,7 @@ use toolproto::ids::{CallId, JobId};
 
 use super::Service;
 use crate::launcher::evidence::Chain;
-use crate::launcher::grants::{Grant, Phase, Sharing, Workspace, worker_failure};
+use crate::launcher::grants::{Grant, Phase, Readmitted, Sharing, Workspace, worker_failure};
 use crate::launcher::kept::{Durable, Kept, KeptWorkspace};
 use crate::launcher::peer::{FileIdentity, Peer};
 use crate::launcher::roots::Roots;
@@ -79,12 +79,12 @@ impl Service {
                 return self.reject(job, Code::Interrupted, format!("the job's kept grant cannot be read: {error}"));
             }
         };
-        let Some(chain) = Chain::continued(kept.chain, receipts) else {
+        let Some(chain) = Chain::continued(kept.chain.clone(), receipts) else {
             let message = "the job's evidence is shorter than its receipts, as after a power cut".to_owned();
             return self.reject(job, Code::Interrupted, message);
         };
-        let peer = Peer { uid: kept.uid, gid: kept.gid, groups: kept.groups, pidfd: None };
-        let opened = kept.workspace.map(|kept| {
+        let peer = Peer { uid: kept.uid, gid: kept.gid, groups: kept.groups.clone(), pidfd: None };
+        let opened = kept.workspace.clone().map(|kept| {
             let path = kept.path.clone();
             let mut opened = Workspace::open(path, &peer, &self.parts.config.workspace, Instant::now())?;
             opened.kept = Some(kept);
@@ -98,10 +98,10 @@ impl Service {
             }
         };
         tracing::info!(%job, uid = peer.uid, "granted again");
-        let mut grant = Grant::new(job, peer, kept.limits, workspace);
+        let mut grant = Grant::new(job, peer, kept.limits.clone(), workspace);
         grant.is_kept = true;
         grant.chain = chain;
-        grant.readmitted = Some(self.never_started(job, dangling));
+        grant.readmitted = Some(Readmitted { kept, never_started: self.never_started(job, dangling) });
         self.take_in(grant);
     }
 
@@ -120,17 +120,21 @@ impl Service {
         let readmitted = grant.readmitted.take();
         let launcher = self.parts.state.launcher().as_fd();
         let keep = |grant: &Grant| {
-            if readmitted.is_none() {
-                starts::begin(launcher, job)?;
+            let kept = grant.kept();
+            match &readmitted {
+                // It lies there already. A start with many jobs would wait for the disk once for each.
+                Some(before) if before.kept == kept => return Ok(()),
+                Some(_) => {}
+                None => starts::begin(launcher, job)?,
             }
-            grant.kept().write(launcher, job, Durable::Now)
+            kept.write(launcher, job, Durable::Now)
         };
         if grant.is_kept
             && let Err(error) = keep(grant)
         {
             return self.withdraw(job, Code::LedgerUnavailable, format!("the grant cannot be kept: {error}"));
         }
-        let never_started = readmitted.unwrap_or_default();
+        let never_started = readmitted.map(|before| before.never_started).unwrap_or_default();
         self.tell(&FromLauncher::Admitted { job, uid, workspace, never_started }, Vec::new());
     }
 
