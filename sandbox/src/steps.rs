@@ -181,6 +181,9 @@ pub(crate) fn attach(
 
 /// None but the tool's own, and those to keep until the exec.
 fn keep_descriptors(stdio: &Stdio, kept: &[BorrowedFd<'_>]) -> io::Result<()> {
+    // First, since the limit of open files is the tool's by now: a copy needs a number below it, and the launcher may have as many open.
+    let own: Vec<_> = stdio.as_fds().into_iter().chain(kept.iter().copied()).collect();
+    close_all_except(&own)?;
     set_stdio(stdio.as_fds())?;
     stdio.keep_events()?;
     close_all_except(kept)

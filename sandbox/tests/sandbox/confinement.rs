@@ -27,6 +27,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("confinement::without_loopback_nobody_talks_tcp_to_itself", without_loopback_nobody_talks_tcp_to_itself),
     ("confinement::without_landlock_the_namespaces_hold", without_landlock_the_namespaces_hold),
     ("confinement::rlimits_are_set", rlimits_are_set),
+    ("confinement::a_launcher_may_have_more_open_than_a_tool_may", a_launcher_may_have_more_open_than_a_tool_may),
     ("confinement::signals_are_at_their_defaults", signals_are_at_their_defaults),
 ];
 
@@ -367,6 +368,15 @@ fn rlimits_are_set() {
     assert_eq!(lines[..3], ["77", "77", "unlimited"]);
     assert_eq!(lines[3].split_whitespace().collect::<Vec<_>>()[4..6], ["1", "1"]);
     assert_eq!(lines[4], "500", "a sandbox is the first to go when the host runs out of memory");
+}
+
+fn a_launcher_may_have_more_open_than_a_tool_may() {
+    let mut limits = modest_limits();
+    limits.open_files = 77;
+    let null = || std::fs::File::open("/dev/null").unwrap();
+    let held: Vec<_> = std::iter::repeat_with(null).take(200).collect();
+    sh("workspace", "true").limits(limits).run().success();
+    drop(held);
 }
 
 fn signals_are_at_their_defaults() {
