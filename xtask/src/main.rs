@@ -6,7 +6,7 @@
 //! | `cargo ci` | everything that must hold before a change lands; `--quick` leaves out what is slow |
 //! | `cargo xtask stage NAME` | one stage of `cargo ci` |
 //! | `cargo xtask cassette` | records the example's conversation anew, after a change of its agent or tools |
-//! | `cargo xtask bench` | measures agentd beside what people would use instead |
+//! | `cargo xtask bench [PART…]` | measures agentd beside what people would use instead |
 //! | `cargo xtask example-tools` | calls the example's tools one by one, verifies the receipts, and runs the conformance checks |
 //! | `cargo xtask guest limits` | the tests of limits in a virtual machine that has control groups of version 2 |
 //! | `cargo xtask guest probes` | the probe suite there |
@@ -19,6 +19,7 @@
 mod api;
 mod bench;
 mod cassette;
+mod chat;
 mod ci;
 mod demo;
 mod docs;
@@ -63,12 +64,11 @@ enum Task {
     },
     /// Measure agentd beside what people would use instead
     Bench {
-        /// How many launches and calls of each kind
-        #[arg(long, default_value_t = 200)]
-        rounds: usize,
-        /// The largest workspace that is measured has at most so many files; up to a million
-        #[arg(long, default_value_t = 100_000)]
-        files: usize,
+        /// What is measured; everything when absent
+        #[arg(value_enum)]
+        parts: Vec<bench::Part>,
+        #[command(flatten)]
+        effort: bench::Effort,
         /// Measure a debug build, to try the measuring itself: its figures mean nothing
         #[arg(long)]
         debug_build: bool,
@@ -133,9 +133,7 @@ fn main() -> ExitCode {
 fn perform(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Demo => demo::run(),
-        Task::Bench { rounds, files, debug_build } => {
-            bench::run(bench::Effort { rounds, files, profile: profile(debug_build) })
-        }
+        Task::Bench { parts, effort, debug_build } => bench::run(&parts, effort, profile(debug_build)),
         Task::Cassette => cassette::run(),
         Task::ExampleTools => example_tools::run(),
         Task::Api => api::run(),

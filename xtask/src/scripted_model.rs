@@ -2,12 +2,12 @@
 //!
 //! It speaks as much of the chat completions API as agentd asks for, on a port of the loopback interface, for one daemon.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
+
+use crate::chat::{self, calls};
 
 /// Serves one conversation; hand it a client's requests one after the other.
 pub(crate) struct ScriptedModel {
@@ -29,7 +29,7 @@ impl ScriptedModel {
     pub(crate) fn serve(self) {
         std::thread::spawn(move || {
             for stream in self.listener.incoming().flatten() {
-                if let Err(error) = answer(stream) {
+                if let Err(error) = answer(&stream) {
                     eprintln!("the scripted model could not answer: {error:#}");
                 }
             }
@@ -37,45 +37,10 @@ impl ScriptedModel {
     }
 }
 
-fn answer(mut stream: TcpStream) -> Result<()> {
-    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
-    let request = read_request(&stream)?;
+fn answer(stream: &TcpStream) -> Result<()> {
+    let request = chat::read_request(stream)?;
     let messages = request["messages"].as_array().context("the request has no messages")?;
-    let message = reply(messages)?;
-    let finish = if message.get("tool_calls").is_some() { "tool_calls" } else { "stop" };
-    // All in one piece of the stream: how pieces are put together is tested elsewhere.
-    let choice = json!({"index": 0, "delta": message, "finish_reason": finish});
-    let chunk = json!({"id": "scripted", "object": "chat.completion.chunk", "model": "scripted", "choices": [choice]});
-    let body = format!("data: {chunk}\n\ndata: [DONE]\n\n");
-    write!(
-        stream,
-        "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-        body.len()
-    )?;
-    Ok(())
-}
-
-fn read_request(stream: &TcpStream) -> Result<Value> {
-    let mut reader = BufReader::new(stream);
-    let mut length = 0;
-    loop {
-        let mut line = String::new();
-        if reader.read_line(&mut line)? == 0 {
-            bail!("the request ended within its head");
-        }
-        let line = line.trim_end();
-        if line.is_empty() {
-            break;
-        }
-        if let Some((name, value)) = line.split_once(':')
-            && name.eq_ignore_ascii_case("content-length")
-        {
-            length = value.trim().parse().context("reading Content-Length")?;
-        }
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body)?;
-    serde_json::from_slice(&body).context("the request's body is not JSON")
+    chat::write_answer(stream, &reply(messages)?)
 }
 
 /// What the model says next: it depends on how many results it has seen.
@@ -164,18 +129,6 @@ fn summary(now: &Value, before: &Value) -> String {
         now["cost_usd"],
         text(&now["species"][0]["name"]),
     )
-}
-
-fn calls(text: &str, asked: &[(&str, Value)]) -> Value {
-    let calls: Vec<_> = asked
-        .iter()
-        .enumerate()
-        .map(|(index, (tool, arguments))| {
-            let function = json!({"name": tool, "arguments": arguments.to_string()});
-            json!({"index": index, "id": format!("call_{tool}_{index}"), "type": "function", "function": function})
-        })
-        .collect();
-    json!({"role": "assistant", "content": text, "tool_calls": calls})
 }
 
 #[cfg(test)]

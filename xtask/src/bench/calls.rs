@@ -1,17 +1,17 @@
 //! One tool call through `POST /v1/calls`, cold and served by a process that was started ahead, against the same program as a
-//! plain process.
+//! plain process, started for its request or waiting for it.
 
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
 use super::samples::{Samples, milliseconds};
-use super::{Effort, Row, client, source};
+use super::{Bench, Row, client, source};
 use crate::demo::Daemon;
 use crate::example::Staged;
 use crate::process;
@@ -46,20 +46,20 @@ pub(super) fn install(staged: &Staged) -> Result<Vec<Echo>> {
             "echo_bun" => vec![staged.path("runtimes/bun"), folder.join("main.ts")],
             _ => vec!["/usr/bin/python3".into(), folder.join("main.py")],
         };
-        start_ahead(&tools, name)?;
+        start_ahead(&tools, name, &warm(name), 1)?;
         echoes.push(Echo { name, program });
     }
     Ok(echoes)
 }
 
-/// Puts a second tool beside one, the same but that its processes are started ahead.
-fn start_ahead(tools: &Path, name: &str) -> Result<()> {
-    let folder = tools.join(warm(name));
+/// Puts a second tool beside one, the same but that so many of its processes are started ahead.
+pub(super) fn start_ahead(tools: &Path, name: &str, other: &str, count: usize) -> Result<()> {
+    let folder = tools.join(other);
     crate::example::copy_tree(&tools.join(name), &folder)?;
     let manifest = folder.join("tool.toml");
     let text = fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
-    let text = text.replace(&format!("\"{name}\""), &format!("{:?}", warm(name)));
-    let text = text.replace("[run]\n", "[run]\nprewarm = 1\n");
+    let text = text.replace(&format!("\"{name}\""), &format!("{other:?}"));
+    let text = text.replace("[run]\n", &format!("[run]\nprewarm = {count}\n"));
     fs::write(&manifest, text).with_context(|| format!("writing {}", manifest.display()))
 }
 
@@ -67,33 +67,44 @@ fn warm(name: &str) -> String {
     format!("{name}_warm")
 }
 
-/// Measures each tool in turns with its plain twin.
-pub(super) fn measure(daemon: &Daemon, echoes: &[Echo], effort: Effort) -> Result<Vec<Row>> {
-    let rows: Result<Vec<_>> = echoes.iter().map(|echo| one(daemon, echo, effort)).collect();
+/// Measures each tool in turns with its plain twins.
+pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
+    let daemon = bench.daemon("calls", "")?;
+    let rows: Result<Vec<_>> = bench.echoes.iter().map(|echo| one(&daemon, echo, bench.effort.rounds)).collect();
     Ok(rows?.into_iter().flatten().collect())
 }
 
-fn one(daemon: &Daemon, echo: &Echo, effort: Effort) -> Result<[Row; 2]> {
-    eprintln!("calls of {}, {} rounds", echo.name, effort.rounds);
-    let (mut plain, mut called, mut served) = <(Samples, Samples, Samples)>::default();
-    for _ in 0..effort.rounds {
+fn one(daemon: &Daemon, echo: &Echo, rounds: usize) -> Result<[Row; 2]> {
+    eprintln!("calls of {}, {rounds} rounds", echo.name);
+    let (mut plain, mut called, mut served, mut floor) = <(Samples, Samples, Samples, Samples)>::default();
+    for _ in 0..rounds {
         process::check_interrupt()?;
         plain.push(echo.plain()?);
         let start = Instant::now();
         call(daemon.socket(), echo.name)?;
         called.push(start.elapsed());
+        // It gets as much time to start as the process that the daemon starts ahead.
+        let waiting = echo.start()?;
         served.push(warm_call(daemon.socket(), &warm(echo.name))?);
+        floor.push(waiting.serve()?);
     }
-    let more = |samples: &Samples| milliseconds(samples.p50().saturating_sub(plain.p50()));
+    let more = |samples: &Samples, than: &Samples| milliseconds(samples.p50().saturating_sub(than.p50()));
     let cold = Row::new(
         format!("`POST /v1/calls`, cold, `{}`", echo.name),
         called.text(),
-        format!("{:.2} × plain ({}), +{:.2} ms", called.times(&plain), plain.text(), more(&called)),
+        format!("{:.2} × plain ({}), +{:.2} ms", called.times(&plain), plain.text(), more(&called, &plain)),
     );
     let warm = Row::new(
         format!("`POST /v1/calls`, warm, `{}`", echo.name),
         served.text(),
-        format!("{:.2} × cold, {:.2} × plain", served.times(&called), served.times(&plain)),
+        format!(
+            "{:.2} × cold, {:.2} × plain; +{:.2} ms over the same program waiting without a sandbox, request to exit ({}), \
+             goal: under 2 ms",
+            served.times(&called),
+            served.times(&plain),
+            more(&served, &floor),
+            floor.text()
+        ),
     );
     Ok([cold, warm])
 }
@@ -107,19 +118,19 @@ fn warm_call(socket: &Path, tool: &str) -> Result<Duration> {
         let start = Instant::now();
         let reply = call(socket, tool)?;
         let took = start.elapsed();
-        if cgroup(&reply)?.contains("/warm-") {
+        if was_ahead(&reply)? {
             return Ok(took);
         }
     }
     bail!("none of {TRIES} calls of {tool} found a process that was started ahead")
 }
 
-/// The cgroup that a reply's receipt names.
-fn cgroup(reply: &Value) -> Result<String> {
+/// Whether a reply's receipt says that a process served it which had been started ahead.
+pub(super) fn was_ahead(reply: &Value) -> Result<bool> {
     let payload = reply["receipt"]["payload"].as_str().context("a reply without receipt")?;
     let statement: Value = serde_json::from_slice(&data_encoding::BASE64.decode(payload.as_bytes())?)?;
     let cgroup = statement["predicate"]["evidence"]["record"]["cgroup"].as_str();
-    Ok(cgroup.context("a receipt without cgroup")?.to_owned())
+    Ok(cgroup.context("a receipt without cgroup")?.contains("/warm-"))
 }
 
 /// How often a call is tried until it finds a process started ahead.
@@ -138,19 +149,41 @@ pub(super) fn call(socket: &Path, tool: &str) -> Result<Value> {
 }
 
 impl Echo {
-    fn plain(&self) -> Result<Duration> {
+    /// Its name as a tool.
+    pub(super) const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// One request to a process that is started for it.
+    pub(super) fn plain(&self) -> Result<Duration> {
+        let start = Instant::now();
+        self.start()?.serve()?;
+        Ok(start.elapsed())
+    }
+
+    fn start(&self) -> Result<Waiting> {
+        let [program, arguments @ ..] = self.program.as_slice() else { bail!("{} has no program", self.name) };
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
+        Ok(Waiting { child, name: self.name })
+    }
+}
+
+/// A plain process that waits for its request.
+struct Waiting {
+    child: Child,
+    name: &'static str,
+}
+
+impl Waiting {
+    /// From the request to the process's exit.
+    fn serve(mut self) -> Result<Duration> {
         let request =
             json!({"protocol": 1, "operation": "call", "call_id": "x", "tool": self.name, "arguments": {"n": 1}});
-        let [program, arguments @ ..] = self.program.as_slice() else { bail!("{} has no program", self.name) };
         let start = Instant::now();
-        let mut child = Command::new(program)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("starting {}", program.display()))?;
-        child.stdin.take().context("stdin was not kept")?.write_all(request.to_string().as_bytes())?;
-        let output = child.wait_with_output()?;
+        self.child.stdin.take().context("stdin was not kept")?.write_all(request.to_string().as_bytes())?;
+        let output = self.child.wait_with_output()?;
         let took = start.elapsed();
         if !output.status.success() || serde_json::from_slice::<Value>(&output.stdout).is_err() {
             bail!("{} ended with {} and wrote {:?}", self.name, output.status, String::from_utf8_lossy(&output.stdout));

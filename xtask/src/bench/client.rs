@@ -1,4 +1,4 @@
-//! As much of HTTP as measuring needs: one request per connection over the daemon's socket.
+//! As much of HTTP as measuring needs: requests over the daemon's socket, one after the other.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -8,21 +8,43 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-/// Sends a request and gives the answer's body. Anything but a 2xx status is an error.
+/// Longer than any answer takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Sends a request over a connection of its own and gives the answer's body. Anything but a 2xx status is an error.
 pub(crate) fn request(socket: &Path, method: &str, path: &str, body: &Value) -> Result<Value> {
-    let mut stream = UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
-    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-    let body = if body.is_null() { String::new() } else { body.to_string() };
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nHost: agentd\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())?;
-    read_answer(BufReader::new(stream)).with_context(|| format!("{method} {path}"))
+    Client::connect(socket)?.ask("close", method, path, body)
 }
 
-fn read_answer(mut reader: BufReader<UnixStream>) -> Result<Value> {
+/// A connection that is kept.
+pub(crate) struct Client(BufReader<UnixStream>);
+
+impl Client {
+    /// Connects to the daemon.
+    pub(crate) fn connect(socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    /// Sends a request and gives the answer's body. Anything but a 2xx status is an error.
+    pub(crate) fn request(&mut self, method: &str, path: &str, body: &Value) -> Result<Value> {
+        self.ask("keep-alive", method, path, body)
+    }
+
+    fn ask(&mut self, connection: &str, method: &str, path: &str, body: &Value) -> Result<Value> {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let message = format!(
+            "{method} {path} HTTP/1.1\r\nHost: agentd\r\nConnection: {connection}\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        self.0.get_mut().write_all(message.as_bytes())?;
+        read_answer(&mut self.0).with_context(|| format!("{method} {path}"))
+    }
+}
+
+fn read_answer(reader: &mut BufReader<UnixStream>) -> Result<Value> {
     let mut status = String::new();
     reader.read_line(&mut status)?;
     let mut length = None;

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
 use super::samples::{Samples, milliseconds};
-use super::{Effort, Row, calls, client, source};
+use super::{Bench, Row, calls, client, source};
 use crate::demo::Daemon;
 use crate::example::Staged;
 use crate::process::{self, Conversation};
@@ -45,15 +45,21 @@ pub(super) fn install(staged: &Staged, folder: &Path, profile: Profile) -> Resul
     for tool in ["edit", "nap"] {
         crate::example::copy_tree(&source("tools").join(tool), &staged.config().join("tools").join(tool))?;
     }
-    let agent = format!(
-        "version = 1\nname = \"bench\"\ndescription = \"Measured.\"\nsystem_prompt = \"Do what the goal says.\"\ntools = [\"echo_c\", \"edit\", \"nap\"]\n\n\
-         [model]\nprovider = \"openai\"\nbase_url = \"{base_url}\"\nmodel = \"scripted\"\n\n\
-         [goal]\nschema = \"../schemas/bench.json\"\n\n[result]\nschema = \"../schemas/bench.json\"\n\n\
-         [budget]\nmax_turns = 100\nmax_tool_calls = 200\n"
-    );
-    fs::write(staged.config().join("agents/bench.toml"), agent)?;
+    write_agent(staged, "bench", &base_url)?;
     fs::write(staged.config().join("schemas/bench.json"), "{\"type\":\"object\"}")?;
     Ok(Model { base_url, _server: server })
+}
+
+/// Puts an agent that asks this model into the staged configuration.
+pub(super) fn write_agent(staged: &Staged, name: &str, base_url: &str) -> Result<()> {
+    let agent = format!(
+        "version = 1\nname = \"{name}\"\ndescription = \"Measured.\"\nsystem_prompt = \"Do what the goal says.\"\ntools = [\"echo_c\", \"edit\", \"nap\"]\n\n\
+         [model]\nprovider = \"openai\"\nbase_url = \"{base_url}\"\nmodel = \"scripted\"\n\n\
+         [goal]\nschema = \"../schemas/bench.json\"\n\n[result]\nschema = \"../schemas/bench.json\"\n\n\
+         [budget]\nmax_turns = 100\nmax_tool_calls = 200\nwall_seconds = 3600\n"
+    );
+    let file = staged.config().join(format!("agents/{name}.toml"));
+    fs::write(&file, agent).with_context(|| format!("writing {}", file.display()))
 }
 
 /// The script: many turns of one call, one turn of one call, one turn of many.
@@ -77,8 +83,9 @@ fn conversations() -> String {
 }
 
 /// Measures jobs, in turns with what they are compared to.
-pub(super) fn measure(daemon: &Daemon, model: &Model, folder: &Path, effort: Effort) -> Result<Vec<Row>> {
+pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let python = langgraph()?;
+    let daemon = &bench.daemon("jobs", "")?;
     eprintln!("jobs, {ROUNDS} rounds");
     let (mut turn, mut direct, mut graph_turn, mut graph_asked) = <(Samples, Samples, Samples, Samples)>::default();
     let (mut one, mut wide) = <(Samples, Samples)>::default();
@@ -86,12 +93,13 @@ pub(super) fn measure(daemon: &Daemon, model: &Model, folder: &Path, effort: Eff
         process::check_interrupt()?;
         // One more turn says that it is done.
         turn.push(job(daemon, "many-turns", None)? / (u32::try_from(TURNS)? + 1));
-        for _ in 0..effort.rounds.min(TURNS) {
+        for _ in 0..bench.effort.rounds.min(TURNS) {
             let start = Instant::now();
             calls::call(daemon.socket(), "echo_c")?;
             direct.push(start.elapsed());
         }
-        let (whole, asked) = graph(&python, model, &folder.join(format!("langgraph-{round}.sqlite")))?;
+        let (whole, asked) =
+            graph(&python, &bench.conversations, &bench.folder.join(format!("langgraph-{round}.sqlite")))?;
         graph_turn.push(whole);
         graph_asked.push(asked);
         one.push(job(daemon, "one-nap", None)?);

@@ -1,7 +1,6 @@
-//! The launch of `true`: plain, by bubblewrap, and by agentd.
+//! The launch of `true`: plain, by agentd, and by other sandboxes.
 
 use std::fs;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -10,64 +9,74 @@ use data_encoding::BASE64;
 use serde_json::Value;
 
 use super::samples::{Samples, milliseconds};
-use super::{Effort, Row};
-use crate::demo::Daemon;
+use super::sandboxes::{self, Sandboxes};
+use super::{Bench, Row, at_once};
 use crate::process;
 
-/// What bubblewrap shows of the host: as much as agentd's `strict` does.
-const BWRAP: &str = "--unshare-all --die-with-parent --new-session --ro-bind /usr /usr --symlink usr/bin /bin \
-                     --symlink usr/lib /lib --symlink usr/lib64 /lib64 --proc /proc --dev /dev --tmpfs /tmp /usr/bin/true";
+/// How often a sandbox is started that takes long.
+const SLOW_ROUNDS: usize = 25;
 
 /// Measures in turns, so that whatever else the machine does meets all alike.
-pub(super) fn measure(daemon: &Daemon, effort: Effort) -> Result<Vec<Row>> {
-    let bwrap = bubblewrap()?;
-    eprintln!("launches of `true`, {} rounds", effort.rounds);
-    let receipt = std::env::temp_dir().join(format!("agentd-bench-{}.receipt", std::process::id()));
-    let (mut plain, mut wrapped, mut whole, mut inside) = <(Samples, Samples, Samples, Samples)>::default();
-    for _ in 0..effort.rounds {
+pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
+    let daemon = bench.daemon("launch", "")?;
+    let mut sandboxes = sandboxes::find(&bench.folder)?;
+    let Sandboxes { found, missing, .. } = &mut sandboxes;
+    let rounds = bench.effort.rounds;
+    eprintln!("launches of `true`, {rounds} rounds");
+    let receipt = bench.folder.join("launch.receipt");
+    let (mut plain, mut whole, mut inside) = <(Samples, Samples, Samples)>::default();
+    let mut others = vec![Samples::default(); found.len()];
+    for round in 0..rounds {
         process::check_interrupt()?;
         plain.push(timed(&mut Command::new("/usr/bin/true"))?);
-        if bwrap {
-            wrapped.push(timed(Command::new("bwrap").args(BWRAP.split_whitespace()))?);
+        for (sandbox, samples) in found.iter_mut().zip(&mut others) {
+            if round < SLOW_ROUNDS || !sandbox.is_slow {
+                samples.push(sandbox.launch()?);
+            }
         }
         let mut exec = daemon.agentctl(["exec", "--policy", "strict", "--receipt"])?;
         whole.push(timed(exec.arg(&receipt).args(["--", "/usr/bin/true"]))?);
-        inside.push(launch_time(&receipt)?);
+        inside.push(Times::of(&serde_json::from_slice(&fs::read(&receipt)?)?)?.span()?);
     }
-    fs::remove_file(&receipt)?;
+    let bwrap = found.iter().position(|sandbox| sandbox.name == sandboxes::BUBBLEWRAP);
+    let bwrap = bwrap.and_then(|index| others.get(index));
     let mut rows = vec![
         Row::new("plain fork and exec of `true`", plain.text(), "the floor"),
         Row::new(
             "the launch alone: launcher's first step until the cgroup is empty",
             inside.text(),
-            compared(&inside, &plain, &wrapped),
+            compared(&inside, &plain, bwrap),
         ),
         Row::new(
             "`agentctl exec --policy strict -- true`, client and receipt included",
             whole.text(),
-            compared(&whole, &plain, &wrapped),
+            compared(&whole, &plain, bwrap),
         ),
     ];
-    if bwrap {
-        rows.insert(
-            1,
-            Row::new(
-                "`bwrap --unshare-all` with the same view",
-                wrapped.text(),
-                format!("{:.1} × plain", wrapped.times(&plain)),
-            ),
+    rows.extend(found.iter().zip(&others).map(|(sandbox, samples)| {
+        let figures = format!(
+            "{:.1} × plain; agentd's launch alone takes {:.2}, `agentctl exec` as a whole {:.2} times as long",
+            samples.times(&plain),
+            inside.times(samples),
+            whole.times(samples)
         );
-    }
+        Row::new(sandbox.name, samples.text(), figures)
+    }));
+    rows.extend(missing.iter().map(|missing| Row::new(missing.name, "not measured", missing.reason.as_str())));
+    rows.extend(at_once::measure(bench, &daemon, bwrap.is_some())?);
     Ok(rows)
 }
 
-fn compared(samples: &Samples, plain: &Samples, wrapped: &Samples) -> String {
+fn compared(samples: &Samples, plain: &Samples, bwrap: Option<&Samples>) -> String {
     let floor = format!(
         "{:.1} × plain (+{:.2} ms)",
         samples.times(plain),
         milliseconds(samples.p50().saturating_sub(plain.p50()))
     );
-    if wrapped.p50().is_zero() { floor } else { format!("{:.2} × bwrap, {floor}", samples.times(wrapped)) }
+    match bwrap {
+        Some(bwrap) => format!("{:.2} × bwrap, {floor}", samples.times(bwrap)),
+        None => floor,
+    }
 }
 
 /// How long a program takes from before its start until its status is known.
@@ -82,26 +91,33 @@ pub(super) fn timed(command: &mut Command) -> Result<Duration> {
     Ok(took)
 }
 
-/// The launcher's own times, out of a receipt.
-fn launch_time(file: &Path) -> Result<Duration> {
-    let envelope: Value = serde_json::from_slice(&fs::read(file)?)?;
-    span(&envelope)
+/// When the launcher began and ended, as times of the day, out of a receipt.
+pub(super) struct Times {
+    /// Its first step.
+    pub(super) started: Duration,
+    ended: Duration,
 }
 
-/// From a receipt's `started` to its `ended`.
-pub(super) fn span(envelope: &Value) -> Result<Duration> {
-    let payload = envelope["payload"].as_str().context("the receipt has no payload")?;
-    let statement: Value = serde_json::from_slice(&BASE64.decode(payload.as_bytes())?)?;
-    let evidence = &statement["predicate"]["evidence"]["record"];
-    let at =
-        |name: &str| seconds_of_day(evidence[name].as_str().with_context(|| format!("the receipt has no `{name}`"))?);
-    let took = at("ended")?.checked_sub(at("started")?);
-    // A launch across midnight is a sample lost, not a negative one.
-    took.context("the launch went across midnight; measure again")
+impl Times {
+    /// Reads a receipt's envelope.
+    pub(super) fn of(envelope: &Value) -> Result<Self> {
+        let payload = envelope["payload"].as_str().context("the receipt has no payload")?;
+        let statement: Value = serde_json::from_slice(&BASE64.decode(payload.as_bytes())?)?;
+        let evidence = &statement["predicate"]["evidence"]["record"];
+        let at = |name: &str| {
+            seconds_of_day(evidence[name].as_str().with_context(|| format!("the receipt has no `{name}`"))?)
+        };
+        Ok(Self { started: at("started")?, ended: at("ended")? })
+    }
+
+    /// From one to the other. A launch across midnight is a sample lost, not a negative one.
+    pub(super) fn span(&self) -> Result<Duration> {
+        self.ended.checked_sub(self.started).context("the launch went across midnight; measure again")
+    }
 }
 
 /// The time of day of an RFC 3339 time in UTC, to the nanosecond.
-fn seconds_of_day(text: &str) -> Result<Duration> {
+pub(super) fn seconds_of_day(text: &str) -> Result<Duration> {
     let time = text
         .split_once('T')
         .and_then(|(_, time)| time.strip_suffix('Z'))
@@ -109,22 +125,6 @@ fn seconds_of_day(text: &str) -> Result<Duration> {
     let mut parts = time.splitn(3, ':').map(|part| part.parse::<f64>());
     let mut next = || parts.next().and_then(Result::ok).with_context(|| format!("{text} is no UTC time"));
     Ok(Duration::from_secs_f64(next()? * 3600.0 + next()? * 60.0 + next()?))
-}
-
-/// Whether bubblewrap is there; installed where apt can.
-fn bubblewrap() -> Result<bool> {
-    let there =
-        || Command::new("bwrap").arg("--version").stdout(Stdio::null()).status().is_ok_and(|status| status.success());
-    if !there() && Path::new("/usr/bin/apt-get").exists() {
-        eprintln!("installing bubblewrap");
-        process::run(
-            Command::new("apt-get").args(["install", "--yes", "--quiet", "bubblewrap"]).stdout(Stdio::null()),
-        )?;
-    }
-    if !there() {
-        eprintln!("bubblewrap is not there: install it to compare with it");
-    }
-    Ok(there())
 }
 
 #[cfg(test)]

@@ -12,6 +12,16 @@ impl Samples {
         self.0.push(sample);
     }
 
+    /// Adds another's.
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The sample below which a share of all lie; zero without samples.
     pub(crate) fn quantile(&self, share: f64) -> Duration {
         let mut sorted = self.0.clone();

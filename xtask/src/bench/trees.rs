@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 
 use super::launch::timed;
 use super::samples::{Samples, milliseconds};
-use super::{Effort, Row, jobs};
+use super::{Bench, Row, jobs};
 use crate::demo::Daemon;
 use crate::process;
 
@@ -21,12 +21,13 @@ const FILES: usize = 100;
 const ROUNDS: usize = 9;
 
 /// Measures trees of so many files.
-pub(super) fn measure(daemon: &Daemon, folder: &Path, effort: Effort) -> Result<Vec<Row>> {
+pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
+    let (daemon, folder) = (&bench.daemon("trees", "")?, bench.folder.as_path());
     let empty = folder.join("workspace-empty");
     fs::create_dir(&empty)?;
     let mut rows = Vec::new();
     for files in [1_000, 100_000, 1_000_000] {
-        if files > effort.files {
+        if files > bench.effort.files {
             break;
         }
         rows.extend(one(daemon, folder, &empty, files)?);
