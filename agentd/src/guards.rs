@@ -259,7 +259,8 @@ fn after(guards: &Guards, tool: &Tool, last: &Ran, number: u32, left: Duration) 
         }
     }
     // Instead of a tool that has run, only where nothing of it can be left.
-    let never_ran = failed.code == Code::BreakerOpen || (failed.code == Code::ToolUnavailable && last.ended.is_none());
+    let never_ran = matches!(failed.code, Code::BreakerOpen | Code::ToolChanged)
+        || (failed.code == Code::ToolUnavailable && last.ended.is_none());
     let gave_up = rules.repeatable && last.observation(tool.time) == Observation::Failure;
     let fallback = tool.manifest.retry.fallback.as_ref().filter(|_| never_ran || gave_up)?;
     Some(Step::Instead(fallback.clone()))

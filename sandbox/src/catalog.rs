@@ -4,6 +4,7 @@
 //! reads the same files for names, descriptions and schemas.
 
 mod entry;
+mod folder;
 mod runtime;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Instant;
 
 use toolproto::digest::Digest;
 use toolproto::extension::ExtensionManifest;
@@ -19,12 +21,13 @@ use toolproto::manifest::{ConfinedProgram, TlsMode, ToolManifest};
 use toolproto::source::{FileError, alternatives, line_of_key};
 
 use self::entry::Entry;
+use self::folder::FolderAsRead;
+pub use self::folder::FolderChanged;
 pub use self::runtime::{MissingRuntime, Runtime};
 use crate::config::{Config, Directories};
 use crate::egress;
 use crate::policy::Policy;
 use crate::trusted::{self, Owners, TrustedDir};
-use crate::workspace::scan::{TreeLimits, scan};
 
 /// The manifest's name within a tool's folder.
 pub const MANIFEST: &str = "tool.toml";
@@ -45,6 +48,7 @@ pub struct Tool {
     /// Why its calls fail, although its manifest is right. A program that has to be built first, or whose interpreter the host
     /// lacks, keeps its own tool from running, not the daemon from starting.
     pub hindrance: Option<FileError>,
+    as_read: FolderAsRead,
 }
 
 /// An extension of the catalogue.
@@ -58,6 +62,27 @@ pub struct Extension {
     pub digest: Digest,
     /// Why it fails whenever it is asked, although its manifest is right.
     pub hindrance: Option<FileError>,
+    as_read: FolderAsRead,
+}
+
+impl Tool {
+    /// Looks whether its folder is still the one that its digest names.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn confirm(&mut self, now: Instant) -> Result<(), FolderChanged> {
+        self.as_read.confirm(&self.folder, now)
+    }
+}
+
+impl Extension {
+    /// Looks whether its folder is still the one that its digest names.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn confirm(&mut self, now: Instant) -> Result<(), FolderChanged> {
+        self.as_read.confirm(&self.folder, now)
+    }
 }
 
 /// Everything that can be run, and under what.
@@ -216,9 +241,9 @@ fn load_tool(
         trusted::file(&opened.folder.path().join(schema), around.owners)
             .map_err(|error| opened.refuse("contract", key, error.to_string()))?;
     }
-    let (hindrance, digest) = opened.examine(&manifest.program, around)?;
-    let folder = opened.folder.path().to_owned();
-    Ok(Some((Tool { manifest, folder, digest, hindrance }, opened.text)))
+    let (hindrance, as_read) = opened.examine(&manifest.program, around)?;
+    let (folder, digest) = (opened.folder.path().to_owned(), as_read.digest());
+    Ok(Some((Tool { manifest, folder, digest, hindrance, as_read }, opened.text)))
 }
 
 /// Reads one folder of an extensions directory; nothing when it is no folder.
@@ -230,9 +255,9 @@ fn load_extension(
     let Some(opened) = OpenedFolder::open(parent, name, EXTENSION_MANIFEST, around.owners)? else { return Ok(None) };
     let manifest = ExtensionManifest::parse(&opened.file, &opened.text)?;
     opened.is_named(&manifest.name)?;
-    let (hindrance, digest) = opened.examine(&manifest.program, around)?;
-    let folder = opened.folder.path().to_owned();
-    Ok(Some((Extension { manifest, folder, digest, hindrance }, opened.text)))
+    let (hindrance, as_read) = opened.examine(&manifest.program, around)?;
+    let (folder, digest) = (opened.folder.path().to_owned(), as_read.digest());
+    Ok(Some((Extension { manifest, folder, digest, hindrance, as_read }, opened.text)))
 }
 
 /// A folder of a program, and its manifest's text.
@@ -267,12 +292,12 @@ impl OpenedFolder {
         FileError { file: self.file.clone(), line: line_of_key(&self.text, table, key), reason }
     }
 
-    /// Why the program could not be run as it lies there, if so, and the digest of everything in the folder.
+    /// Why the program could not be run as it lies there, if so, and everything in the folder.
     fn examine(
         &self,
         program: &ConfinedProgram,
         around: &Surroundings<'_>,
-    ) -> Result<(Option<FileError>, Digest), FileError> {
+    ) -> Result<(Option<FileError>, FolderAsRead), FileError> {
         let runtime = around.runtimes.get(&program.runtime);
         let entry = Entry {
             folder: self.folder.path(),
@@ -292,8 +317,8 @@ impl OpenedFolder {
             only_root_writes(self.folder.path()).map_err(|error| error.about(&self.file))?;
         }
         let unreadable = |error| FileError::whole(self.folder.path(), format!("the folder cannot be read: {error}"));
-        let digest = scan(self.folder.as_fd(), &TreeLimits::default()).map_err(unreadable)?.digest();
-        Ok((without_runtime().or(hindrance), digest))
+        let as_read = FolderAsRead::read(self.folder.as_fd(), Instant::now()).map_err(unreadable)?;
+        Ok((without_runtime().or(hindrance), as_read))
     }
 }
 

@@ -781,6 +781,29 @@ fn signals_reach_the_daemon_and_the_launcher_ends_with_it() {
 }
 
 #[test]
+fn a_tool_whose_files_were_changed_is_not_run_before_a_reload() {
+    let bench = Bench::start();
+    let (job, _) = bench.admit(WorkspaceChoice::None);
+    let program = bench.dir.path().join("config/tools/echo/run");
+    let (_, before) = bench.run(job, "true");
+    let original = fs::read_to_string(&program).unwrap();
+    fs::write(&program, format!("{original}echo more\n")).unwrap();
+    let (ended, evidence) = bench.run(job, "echo never");
+    assert_eq!((ended.outcome.kind, ended.outcome.code), (OutcomeKind::LaunchFailed, Some(Code::ToolChanged)));
+    let failure = ended.failure.unwrap();
+    assert!(failure.message.contains("tool `echo`") && failure.message.contains("reload"), "{}", failure.message);
+    assert_eq!(evidence.record.tool, before.record.tool);
+    fs::write(&program, &original).unwrap();
+    assert_eq!(bench.run(job, "echo again").0.output[0], "again\n", "the files are the same again");
+    fs::write(&program, format!("{original}echo more\n")).unwrap();
+    bench.send(&ToLauncher::Reload, &[]);
+    while !matches!(bench.receive().0, FromLauncher::Reloaded { refused: None }) {}
+    let (ended, evidence) = bench.run(job, "echo now");
+    assert_eq!(ended.output[0], "now\nmore\n");
+    assert_ne!(evidence.record.tool.digest, before.record.tool.digest);
+}
+
+#[test]
 fn a_reload_takes_what_is_right_and_keeps_what_was_before_what_is_wrong() {
     let bench = Bench::start();
     let (job, _) = bench.admit(WorkspaceChoice::None);

@@ -71,6 +71,7 @@ codes! {
     ToolUnknown = "TOOL_UNKNOWN", Caller, "No tool of that name is available to this caller.", "Use a name from `agentctl tools`.";
     ToolBlocked = "TOOL_BLOCKED", Caller, "The tool is blocked for some turns because its calls made no progress.", "Use another tool or other arguments until the block ends.";
     ToolUnavailable = "TOOL_UNAVAILABLE", Host, "The tool's runtime or program is missing or does not work.", "Install what the message names, then call again.";
+    ToolChanged = "TOOL_CHANGED", Host, "The tool's files were changed since agentd read them.", "Reload agentd (`systemctl reload agentd`), then call again.";
     BreakerOpen = "BREAKER_OPEN", Tool, "The tool failed too often lately and is not started for a while.", "Wait until the breaker closes, or use the tool's fallback.";
     Overloaded = "OVERLOADED", Host, "Too many calls are running.", "Try again later, or raise the limits in agentd.toml.";
     ApprovalDenied = "APPROVAL_DENIED", Caller, "A person refused the call.", "Ask for the reason, or reach the goal without this call.";

@@ -587,6 +587,7 @@ fn never_ran_for_others_reasons(record: &CallRecord) -> bool {
         Code::BreakerOpen,
         Code::Overloaded,
         Code::ToolUnavailable,
+        Code::ToolChanged,
         Code::PolicyUnenforceable,
     ];
     record.usage.is_none() && record.code.is_some_and(|code| others.contains(&code))

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use toolproto::code::Code;
 use toolproto::digest::Digest;
@@ -97,6 +97,24 @@ pub fn identify(catalog: &Catalog, program: &Program) -> (ToolIdentity, PolicyId
     };
     let unknown = || PolicyIdentity { name: policy.to_owned(), digest: Digest::sha256(b"") };
     (tool, catalog.policies.get(policy).map_or_else(unknown, Policy::identity))
+}
+
+/// Looks whether a program's files are those that [`identify`] names.
+///
+/// # Errors
+/// TOOL_CHANGED when they are not.
+pub fn confirm(catalog: &mut Catalog, program: &Program, now: Instant) -> Result<(), LaunchFailure> {
+    let (what, name, confirmed) = match program {
+        Program::Tool { name } => ("tool", name, catalog.tools.get_mut(name).map(|tool| tool.confirm(now))),
+        Program::Extension { name } => {
+            ("extension", name, catalog.extensions.get_mut(name).map(|extension| extension.confirm(now)))
+        }
+        Program::Adhoc { .. } | Program::Rollback { .. } => return Ok(()),
+    };
+    match confirmed {
+        Some(Err(changed)) => Err(failure(Code::ToolChanged, format!("{what} `{name}`: {changed}; reload agentd"))),
+        Some(Ok(())) | None => Ok(()),
+    }
 }
 
 /// Looks a program up and narrows it.

@@ -66,6 +66,7 @@ impl Service {
             self.calls.insert(id, call);
             return self.hold(id, now);
         }
+        let confirmed = program::confirm(&mut self.parts.catalog, program, now);
         let resolved = program::resolve(
             (&self.parts.catalog, &self.parts.config, &self.parts.access, &self.parts.secrets),
             program,
@@ -82,7 +83,7 @@ impl Service {
         let mut call = Call::ordered((job, id), identity, output, deadline);
         call.stdio = Some(passed);
         call.attempt_of = attempt_of;
-        let resolved = resolved.and_then(|resolved| {
+        let resolved = confirmed.and(resolved).and_then(|resolved| {
             call.sight = if has_workspace { resolved.sight } else { Sight::Nothing };
             self.has_room_for(&call)?;
             if let Program::Tool { name } = program

@@ -52,17 +52,20 @@ impl Service {
     }
 
     /// What an order asks for, while its job lives.
-    fn resolve_order(&self, job: JobId, mut order: Order) -> Option<Warming> {
+    fn resolve_order(&mut self, job: JobId, mut order: Order) -> Option<Warming> {
         let grant = self.grants.get(&job).filter(|grant| grant.phase == Phase::Live && !self.is_cut_off)?;
+        let program = Program::Tool { name: order.tool.clone() };
+        let confirmed = program::confirm(&mut self.parts.catalog, &program, Instant::now());
         let parts = &self.parts;
         let resolved = program::resolve(
             (&parts.catalog, &parts.config, &parts.access, &parts.secrets),
-            &Program::Tool { name: order.tool.clone() },
+            &program,
             &order.narrow,
             &grant.limits,
             &grant.peer,
         );
-        let resolved = resolved
+        let resolved = confirmed
+            .and(resolved)
             // Its calls say so.
             .inspect_err(|failure| tracing::debug!(tool = order.tool, failure.message, "nothing is started ahead"))
             .ok()?;
