@@ -3,6 +3,7 @@ mod extensions;
 mod spilling;
 
 use std::os::fd::OwnedFd;
+use std::task::{Context, Waker};
 
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
@@ -245,16 +246,36 @@ async fn the_last_turn_ends_a_job_that_goes_on_and_on() {
 async fn a_stuck_table_of_jobs_stops_the_pulse() {
     let office = Office::open(&[], vec![]).await;
     office.dispatcher.pulse().await;
-    let pulse = {
-        let held = office.dispatcher.inner.table();
-        let dispatcher = office.dispatcher.clone();
-        let pulse = tokio::spawn(async move { dispatcher.pulse().await });
-        std::thread::sleep(Duration::from_millis(300));
-        assert!(!pulse.is_finished(), "the dispatcher says that it is well while nobody can look at its jobs");
-        drop(held);
-        pulse
+    let (dispatcher, runtime) = (office.dispatcher.clone(), tokio::runtime::Handle::current());
+    let (name, named) = std::sync::mpsc::channel();
+    let (went_by, has_gone_by) = std::sync::mpsc::channel();
+    let held = office.dispatcher.inner.table();
+    let pulse = std::thread::spawn(move || {
+        name.send(rustix::thread::gettid()).unwrap();
+        let _entered = runtime.enter();
+        let mut pulse = Box::pin(dispatcher.pulse());
+        let first = pulse.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        went_by.send(()).unwrap();
+        if first.is_pending() {
+            runtime.block_on(pulse);
+        }
+    });
+    // What waits for the table sleeps within its first poll; what waits for the ledger alone comes back from it.
+    let thread = format!("/proc/self/task/{}/stat", named.recv().unwrap());
+    let sleeps = || std::fs::read_to_string(&thread).unwrap().rsplit(')').next().unwrap().starts_with(" S");
+    let has_waited = loop {
+        if has_gone_by.try_recv().is_ok() {
+            break false;
+        }
+        if sleeps() {
+            break has_gone_by.try_recv().is_err();
+        }
+        std::thread::yield_now();
     };
-    tokio::time::timeout(Duration::from_secs(60), pulse).await.unwrap().unwrap();
+    assert!(has_waited, "the dispatcher says that it is well while nobody can look at its jobs");
+    drop(held);
+    let ended = tokio::task::spawn_blocking(move || pulse.join());
+    tokio::time::timeout(Duration::from_secs(60), ended).await.unwrap().unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]
