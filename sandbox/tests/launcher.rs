@@ -32,8 +32,10 @@ use toolproto::receipt::{
 /// Longer than anything takes on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Ends by SIGINT at any instant: Python's own handler would go unnoticed by a sleep that is just about to begin.
 const DAEMON: &str = r#"#!/usr/bin/python3
-import socket, sys, time
+import signal, socket, sys, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 listener = socket.socket(fileno=4)
 listener.setblocking(True)
 test, _ = listener.accept()
