@@ -27,6 +27,7 @@ pub struct Outside {
     _listener: TcpListener,
     /// A server that calls may list, as `web.test`.
     pub listed: FarEnd,
+    _socket_file: UnixListener,
     _abstract: UnixListener,
     _abstract_datagram: UnixDatagram,
 }
@@ -39,6 +40,9 @@ impl Outside {
     pub fn new(site: &Site) -> Self {
         let unique = site.folder().file_name().expect("a site has a name").to_string_lossy().into_owned();
         let secret = site.write("secret", b"the host's secret");
+        let socket_file = site.path("host.sock");
+        let served = UnixListener::bind(&socket_file).expect("a socket in the site's folder");
+        chmod(&socket_file, 0o666);
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let name = format!("{unique}-stream");
         let datagram_name = format!("{unique}-datagram");
@@ -60,6 +64,7 @@ impl Outside {
         let mut fact = |name: &str, value: String| facts.insert(name.to_owned(), value);
         fact("secret", secret.display().to_string());
         fact("state_dir", site.path("state").display().to_string());
+        fact("socket_file", socket_file.display().to_string());
         fact("tcp_port", listener.local_addr().expect("a bound port").port().to_string());
         fact("abstract", name.clone());
         fact("abstract_datagram", datagram_name.clone());
@@ -86,6 +91,7 @@ impl Outside {
             queue,
             _listener: listener,
             listed,
+            _socket_file: served,
             _abstract: UnixListener::bind_addr(&abstract_address(&name)).expect("an abstract socket"),
             _abstract_datagram: UnixDatagram::bind_addr(&abstract_address(&datagram_name)).expect("another one"),
         }

@@ -72,6 +72,11 @@ pub(crate) const ALL: &[Attempt] = &[
         UnixStream::connect_addr(&UnixAddress::from_abstract_name(facts.get("abstract")?)?)?;
         Ok(())
     }),
+    // What a container manager's socket would be.
+    refused("reach_a_socket_file_of_the_host", NOT_THERE, "reach_own_socket_file", |facts| {
+        UnixStream::connect(facts.get("socket_file")?)?;
+        Ok(())
+    }),
     refused("send_to_an_abstract_socket_of_the_host", NOBODY_LISTENS, "reach_own_abstract_socket", |facts| {
         UnixDatagram::unbound()?.connect_addr(&UnixAddress::from_abstract_name(facts.get("abstract_datagram")?)?)?;
         Ok(())
