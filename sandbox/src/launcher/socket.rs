@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Gid, Mode, Uid};
@@ -90,9 +90,11 @@ impl ApiSocket {
             return Err(SocketError::Path(path.to_owned()));
         };
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-        // Whatever the launcher's umask: who may connect, the socket itself says.
-        let made = under_umask(0o022, || fs::DirBuilder::new().recursive(true).mode(0o755).create(folder));
-        made.map_err(|source| SocketError::Bind { action: "create", path: folder.to_owned(), source })?;
+        make_folder(folder).map_err(|source| SocketError::Bind {
+            action: "create",
+            path: folder.to_owned(),
+            source,
+        })?;
         let directory = TrustedDir::open(folder, Owners::RootOnly)?;
         let path = directory.path().join(name);
         let failed = |action| {
@@ -104,8 +106,8 @@ impl ApiSocket {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .map_err(failed("make a socket for"))?;
-        // Nobody but root may connect before owner and mode are set.
-        under_umask(0o177, || rustix::net::bind(&listener, &address)).map_err(failed("bind"))?;
+        // Nobody can connect before it listens, and by then owner and mode are set.
+        rustix::net::bind(&listener, &address).map_err(failed("bind"))?;
         let file = crate::sys::peer::bound_file(listener.as_fd()).map_err(|source| SocketError::Bind {
             action: "look at",
             path: path.clone(),
@@ -180,12 +182,17 @@ impl AsFd for ApiSocket {
     }
 }
 
-/// Makes a file with another umask than the launcher's, which is single-threaded.
-fn under_umask<T>(umask: u32, make: impl FnOnce() -> T) -> T {
-    let before = rustix::process::umask(Mode::from_raw_mode(umask));
-    let made = make();
-    rustix::process::umask(before);
-    made
+/// Makes a folder, and what is missing above it, for all to enter, whatever the umask: who may connect, the socket itself says.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    match fs::create_dir(folder) {
+        Ok(()) => fs::set_permissions(folder, fs::Permissions::from_mode(0o755)),
+        Err(_) if folder.is_dir() => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            make_folder(folder.parent().ok_or(error)?)?;
+            make_folder(folder)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), SocketError> {
