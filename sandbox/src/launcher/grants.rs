@@ -173,7 +173,7 @@ pub struct Grant {
     pub is_kept: bool,
     /// Of a job of an earlier launcher, until agentd is told.
     pub readmitted: Option<Readmitted>,
-    /// What its ended calls leave to be started ahead: see [`Self::holder`] for when.
+    /// What its ended calls leave to be started ahead: once a call of a job has its signature, or a direct call closes.
     pub orders: Vec<Order>,
     slice: Option<Slice>,
 }
