@@ -374,6 +374,15 @@ impl Held {
         let output = self.child.wait_with_output().expect("agentctl ends");
         Output { stdout: rest.join().expect("a reader").expect("stdout can be read"), ..output }
     }
+
+    /// Kills agentctl, as somebody does who no longer wants what it waits for.
+    ///
+    /// # Panics
+    /// When it cannot be killed.
+    pub fn abandon(mut self) {
+        self.child.kill().expect("agentctl can be killed");
+        self.child.wait().expect("agentctl ends");
+    }
 }
 
 /// Signals a process by its id.

@@ -94,10 +94,25 @@ fn who_waits_longer_than_the_call_could_run_is_told_that_the_workspace_is_held()
     let daemon = Daemon::start(&site);
     let long = held(&daemon, "workspace", &workspace, "echo x > first; read held; true");
     eventually("the first call", PATIENCE, || runs(&site.path("work"), "first"));
-    let options = ["--policy", "workspace", "--timeout", "1s", "--workspace", workspace.to_str().unwrap()];
+    let options = ["--policy", "workspace", "--timeout", "3s", "--workspace", workspace.to_str().unwrap()];
     let output = daemon.exec(&options, &["true"], b"");
     assert_eq!(output.status.code(), Some(125), "{}", shown(&output));
     assert!(String::from_utf8_lossy(&output.stderr).contains("WORKSPACE_BUSY"), "{}", shown(&output));
+    // The twin: who goes away while the call waits has cancelled it.
+    let options = ["--policy", "workspace", "--workspace", workspace.to_str().unwrap()];
+    let waiting = daemon.exec_held(&options, &["true"]);
+    let waits = || {
+        let log = daemon.log();
+        log.lines().filter(|line| line.contains("a call waits for its workspace")).nth(1).map(str::to_owned)
+    };
+    eventually("a second call that waits", PATIENCE, || waits().is_some());
+    waiting.abandon();
+    let line = waits().unwrap();
+    let job = line.split_once("job=").and_then(|(_, rest)| rest.split_whitespace().next()).expect("the job's id");
+    let receipts = || daemon.agentctl(&["receipts", "--show", job]).output().unwrap();
+    eventually("its receipt", PATIENCE, || receipts().status.success());
+    let shown = String::from_utf8(receipts().stdout).unwrap();
+    assert!(shown.contains("cancelled"), "{shown}");
     assert_eq!(long.let_go().status.code(), Some(0));
     daemon.stop();
 }

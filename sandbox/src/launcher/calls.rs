@@ -115,6 +115,8 @@ pub struct Call {
     pub sight: Sight,
     /// Where its output goes.
     pub output: Output,
+    /// Whether another job had the workspace when it was last asked for.
+    pub is_held_up: bool,
     /// Its stdin and what else came with it, until they are the sandbox's.
     pub stdio: Option<(OwnedFd, Passed)>,
     /// What is started ahead for calls like this one, if its tool wants that.
@@ -205,6 +207,7 @@ impl Call {
             policy,
             resolved: None,
             sight: Sight::Nothing,
+            is_held_up: false,
             output,
             stdio: None,
             ahead: None,
@@ -235,6 +238,12 @@ impl Call {
     #[must_use]
     pub const fn is_awaiting_workspace(&self) -> bool {
         matches!(self.phase, Phase::AwaitingWorkspace)
+    }
+
+    /// Whether its time went by while another job had its workspace.
+    #[must_use]
+    pub fn has_waited_in_vain(&self) -> bool {
+        self.is_awaiting_workspace() && self.is_held_up && self.stopped == Some(Stopped::Deadline)
     }
 
     /// What is known of its end; absent before.

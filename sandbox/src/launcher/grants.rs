@@ -139,7 +139,7 @@ pub struct Workspace {
     pub promised: BTreeMap<CallId, Evidence>,
     /// How the job holds the workspace, if it does.
     pub held: Option<LockKind>,
-    /// Calls that wait until another job gives it back.
+    /// Calls to ask for it again for, since another job had it.
     pub waiting: Vec<CallId>,
     /// When to ask for it again.
     pub ask_again: Option<Instant>,

@@ -166,6 +166,11 @@ impl Service {
         }
         workspace.waiting.push(id);
         workspace.ask_again = Some(Instant::now() + ASK_AGAIN);
+        if let Some(call) = self.calls.get_mut(&id)
+            && !std::mem::replace(&mut call.is_held_up, true)
+        {
+            tracing::info!(%job, call = %id, "a call waits for its workspace, which another job holds");
+        }
     }
 
     /// Calls that wait for their workspace ask for it again.
@@ -197,6 +202,9 @@ impl Service {
     }
 
     fn read_before(&mut self, job: JobId, id: CallId, now: Instant) {
+        if let Some(call) = self.calls.get_mut(&id) {
+            call.is_held_up = false;
+        }
         let workspace = self.grants.get_mut(&job).and_then(|grant| grant.workspace.as_mut());
         let Some(workspace) = workspace else { return self.fail(id, no_workspace()) };
         // What everybody has done until now must be known, where what differs afterwards is the call's, or nothing is compared.
@@ -336,15 +344,11 @@ impl Service {
         let Some(call) = self.calls.get_mut(&id) else { return };
         if call.is_awaiting_workspace() {
             if call.must_end(now) {
-                let job = call.job;
-                let workspace = self.grants.get_mut(&job).and_then(|grant| grant.workspace.as_mut());
                 // What the workspace is waited for, is waited for no longer than the call could run.
-                match workspace.filter(|workspace| workspace.waiting.contains(&id)) {
-                    Some(workspace) => {
-                        workspace.waiting.retain(|waiting| *waiting != id);
-                        self.fail(id, failure(Code::WorkspaceBusy, BUSY.to_owned()));
-                    }
-                    None => self.ended(id, None),
+                if call.has_waited_in_vain() {
+                    self.fail(id, failure(Code::WorkspaceBusy, BUSY.to_owned()));
+                } else {
+                    self.ended(id, None);
                 }
             }
             return;
