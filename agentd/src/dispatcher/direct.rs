@@ -50,6 +50,7 @@ impl<L: Launch> Dispatcher<L> {
             return Err(Problem::new(Code::NotPermitted, format!("tool `{}` is not for this caller", request.tool)));
         }
         let time = request.timeout_ms.map_or(tool.time, |millis| tool.time.min(Duration::from_millis(millis)));
+        let has_workspace = request.workspace.is_some();
         let job = self.admit(client, JobKind::Call, request.workspace.clone(), json!(request)).await?;
         let call = CallId::generate();
         let asker = Asker { uid: caller.uid, tool: request.tool.clone() };
@@ -73,7 +74,7 @@ impl<L: Launch> Dispatcher<L> {
             }
         };
         let sealed = self
-            .ended_with_its_caller(asker, job, move |cancel| async move {
+            .ended_with_its_caller(asker, job, has_workspace, move |cancel| async move {
                 guards::run(&shared.launch, &offer.tools, &offer.guards, asked, cancel).await
             })
             .await?;
@@ -116,6 +117,7 @@ impl<L: Launch> Dispatcher<L> {
             let words = format!("commands under policy `{}` are not for this caller", request.policy);
             return Err(Problem::new(Code::NotPermitted, words));
         }
+        let has_workspace = request.workspace.is_some();
         let job = self.admit(client, JobKind::Exec, request.workspace.clone(), json!(request)).await?;
         let call = CallId::generate();
         let (time, keep) = (request.timeout_ms.map_or(LONGEST_COMMAND, Duration::from_millis), request.keep);
@@ -136,7 +138,7 @@ impl<L: Launch> Dispatcher<L> {
         };
         let dispatcher = self.clone();
         let sealed = self
-            .ended_with_its_caller(asker, job, move |cancel| async move {
+            .ended_with_its_caller(asker, job, has_workspace, move |cancel| async move {
                 let launched = dispatcher.inner.shared.launch.launch(order, cancel.clone());
                 tokio::pin!(launched);
                 let ended = tokio::select! {
@@ -221,11 +223,13 @@ impl<L: Launch> Dispatcher<L> {
     }
 
     /// Runs a call to its receipt in a task of its own. When the caller goes away, the call is cancelled, and gets its
-    /// receipt all the same.
+    /// receipt all the same. Whoever is told of its end finds the workspace free, if it had one; without one nothing of the
+    /// job is left that could be waited for.
     pub(super) async fn ended_with_its_caller<F>(
         &self,
         asker: Asker,
         job: JobId,
+        has_workspace: bool,
         work: impl FnOnce(CancellationToken) -> F,
     ) -> Result<(CallId, Sealed), Problem>
     where
@@ -234,15 +238,25 @@ impl<L: Launch> Dispatcher<L> {
         let cancel = self.inner.stop.child_token();
         let leaving = cancel.clone().drop_guard();
         let (dispatcher, work) = (self.clone(), work(cancel));
-        let task = self.inner.tasks.spawn(async move {
+        let (teller, told) = oneshot::channel();
+        self.inner.tasks.spawn(async move {
             let sealed = dispatcher.finish(job, work).await;
             if let Ok((call, sealed)) = &sealed {
                 dispatcher.inner.observer.tell(asker.observation(job, *call, sealed));
             }
-            dispatcher.close(job, Keep::Nothing).await;
-            sealed
+            let closed = dispatcher.close(job, Keep::Nothing);
+            // The caller may have gone.
+            let tell = async move { drop(teller.send(sealed)) };
+            if has_workspace {
+                closed.await;
+                tell.await;
+            } else {
+                // The launcher is asked first, so that it follows whatever the caller asks next after it.
+                tokio::join!(biased; closed, tell);
+            }
         });
-        let sealed = task.await.map_err(|error| Problem::new(Code::InternalLogicError, error.to_string()))?;
+        let lost = |_| Problem::new(Code::InternalLogicError, "the call's task has ended without an answer");
+        let sealed = told.await.map_err(lost)?;
         drop(leaving.disarm());
         sealed
     }

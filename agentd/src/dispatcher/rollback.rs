@@ -50,7 +50,7 @@ impl<L: Launch> Dispatcher<L> {
         let asker = Asker { uid: caller.uid, tool: JobKind::Rollback.as_str().to_owned() };
         let dispatcher = self.clone();
         let (call, sealed) = self
-            .ended_with_its_caller(asker, job, move |cancel| async move {
+            .ended_with_its_caller(asker, job, true, move |cancel| async move {
                 let Shared { launch, .. } = &*dispatcher.inner.shared;
                 let program = Program::Rollback { target };
                 let order = Order {

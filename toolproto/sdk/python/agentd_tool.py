@@ -11,8 +11,12 @@ import json
 import os
 import sys
 import time
-import traceback
-from typing import Any, Callable, NoReturn, Optional
+
+TYPE_CHECKING = False  # As type checkers know it; importing `typing` itself takes longer than all else here.
+if TYPE_CHECKING:
+    from typing import Any, Callable, NoReturn, Optional
+
+    Handler = Callable[[Any, "Context"], Any]
 
 __all__ = ["Context", "ToolError", "run"]
 __version__ = "0.1.0"
@@ -97,9 +101,6 @@ class Context:
                 pass  # Nobody listens, or slowly: progress is a courtesy.
 
 
-Handler = Callable[[Any, Context], Any]
-
-
 def run(
     handler: Handler,
     *,
@@ -167,6 +168,8 @@ def _answer(
 def _told(error: BaseException) -> ToolError:
     if isinstance(error, ToolError):
         return error
+    import traceback  # Only a tool that fails needs it.
+
     traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
     return ToolError("INTERNAL", f"{type(error).__name__}: {error}")
 

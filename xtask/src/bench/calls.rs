@@ -14,8 +14,7 @@ use super::samples::{Samples, milliseconds};
 use super::{Bench, Row, client, source};
 use crate::demo::Daemon;
 use crate::example::Staged;
-use crate::process;
-use crate::runtimes;
+use crate::{process, project, runtimes};
 
 /// A tool that answers at once, and how to start it without agentd.
 pub(super) struct Echo {
@@ -23,13 +22,14 @@ pub(super) struct Echo {
     program: Vec<PathBuf>,
 }
 
-/// Puts the tools into the staged configuration.
+/// Puts the tools into the staged configuration: with agentd's libraries, as users write them, but for the one in C.
 pub(super) fn install(staged: &Staged) -> Result<Vec<Echo>> {
     let tools = staged.config().join("tools");
     let mut echoes = Vec::new();
     for name in ["echo_c", "echo_bun", "echo_python", "echo_java"] {
         let folder = tools.join(name);
         crate::example::copy_tree(&source("tools").join(name), &folder)?;
+        let sdk = project::root().join("toolproto/sdk");
         let program = match name {
             "echo_c" => {
                 let program = folder.join("echo");
@@ -40,11 +40,18 @@ pub(super) fn install(staged: &Staged) -> Result<Vec<Echo>> {
             }
             "echo_java" => {
                 let jar = folder.join("echo.jar");
-                crate::example::copy_file(&runtimes::jar(&[&folder.join("src")], "Echo")?, &jar, 0o644)?;
+                crate::example::copy_file(&runtimes::jar(&[&runtimes::java_library(), &folder.join("src")], "Echo")?, &jar, 0o644)?;
                 vec!["java".into(), "-jar".into(), jar]
             }
-            "echo_bun" => vec![staged.path("runtimes/bun"), folder.join("main.ts")],
-            _ => vec!["/usr/bin/python3".into(), folder.join("main.py")],
+            "echo_bun" => {
+                crate::example::copy_file(&sdk.join("typescript/index.js"), &folder.join("index.js"), 0o644)?;
+                vec![staged.path("runtimes/bun"), folder.join("main.ts")]
+            }
+            _ => {
+                let library = "agentd_tool.py";
+                crate::example::copy_file(&sdk.join("python").join(library), &folder.join(library), 0o644)?;
+                vec!["/usr/bin/python3".into(), folder.join("main.py")]
+            }
         };
         start_ahead(&tools, name, &warm(name), 1)?;
         echoes.push(Echo { name, program });

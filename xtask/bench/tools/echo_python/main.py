@@ -1,5 +1,3 @@
-import json
-import sys
+from agentd_tool import run
 
-request = json.load(sys.stdin)
-json.dump({"protocol": 1, "call_id": request["call_id"], "ok": True, "result": request["arguments"]}, sys.stdout)
+run(lambda arguments, context: arguments)
