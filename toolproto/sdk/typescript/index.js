@@ -170,15 +170,40 @@ function stringify(value, callId) {
 
 // Prints go to stderr, whichever way they are made in JavaScript. (Bun's console does not pass process.stdout.)
 function guardStdout() {
-  process.stdout.write = (chunk, encoding, done) => {
+  // Whoever asks for the stream is given stderr, made only then: making a stream takes Bun as long as all its start.
+  const standIn = new Proxy(
+    {},
+    {
+      get(_, name) {
+        const stream = guardedStderr();
+        const member = stream[name];
+        return typeof member === "function" ? member.bind(stream) : member;
+      },
+      set: (_, name, value) => Reflect.set(guardedStderr(), name, value),
+      has: (_, name) => name in guardedStderr(),
+      getPrototypeOf: () => Object.getPrototypeOf(guardedStderr()),
+    },
+  );
+  try {
+    process.stdout = standIn;
+  } catch {
+    // Node's is not to be assigned, and Bun makes the stream first when the property is defined anew.
+    Object.defineProperty(process, "stdout", { configurable: true, enumerable: true, value: standIn });
+  }
+  for (const name of ["log", "info", "debug", "dir", "dirxml", "table", "group", "groupCollapsed", "count", "timeEnd", "timeLog"]) {
+    console[name] = console.error.bind(console);
+  }
+}
+
+function guardedStderr() {
+  const stream = process.stderr;
+  stream.write = (chunk, encoding, done) => {
     log(typeof chunk === "string" ? chunk : Buffer.from(chunk));
     const callback = typeof encoding === "function" ? encoding : done;
     if (typeof callback === "function") queueMicrotask(callback);
     return true;
   };
-  for (const name of ["log", "info", "debug", "dir", "dirxml", "table", "group", "groupCollapsed", "count", "timeEnd", "timeLog"]) {
-    console[name] = console.error.bind(console);
-  }
+  return stream;
 }
 
 function eventsDescriptor() {
