@@ -550,7 +550,15 @@ fn entries(path: &Path) -> Result<Vec<PathBuf>, CgroupError> {
 }
 
 fn directories(path: &Path) -> Result<Vec<PathBuf>, CgroupError> {
-    Ok(entries(path)?.into_iter().filter(|entry| entry.is_dir()).collect())
+    let failed = |source| CgroupError::Read { path: path.to_owned(), source };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(path).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_type().map_err(failed)?.is_dir() {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
 }
 
 /// Readable for everybody, whatever the launcher's umask: runtimes read their limits in their own cgroup.
@@ -564,6 +572,10 @@ fn create(path: &Path) -> Result<(), CgroupError> {
 }
 
 fn remove_recursively(path: &Path) -> Result<(), CgroupError> {
+    // A slice is mostly empty by the time that it is removed.
+    if fs::remove_dir(path).is_ok() {
+        return Ok(());
+    }
     for child in directories(path)? {
         remove_recursively(&child)?;
     }

@@ -10,8 +10,8 @@
 //! Bodies over [`INLINE_LIMIT`] go by memfd. Its seals are required, so what is read cannot change while it is read, and
 //! a descriptor that is no memfd (which could block who reads it) is refused; the body is bounded by [`BODY_LIMIT`].
 //!
-//! [`Channel`] is the blocking end, for agentd's reader; [`QueuedChannel`] is for who must not wait, the launcher and agentd's
-//! tasks: it never blocks, and keeps what does not fit into the socket in a queue.
+//! [`QueuedChannel`] is for who must not wait, the launcher and agentd's tasks: it never blocks, and keeps what does not fit into
+//! the socket in a queue. [`Channel`] is the blocking end, for who plays one of both in a test.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};

@@ -11,7 +11,7 @@ use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat};
@@ -202,6 +202,9 @@ struct Scanner<'a> {
     threads: usize,
 }
 
+/// How many threads a tree is read by. Looked up once: that reads a dozen files.
+static PROCESSORS: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// `O_NONBLOCK`: should the name have become a FIFO meanwhile, opening it must not wait.
 const FILE: OFlags =
@@ -245,7 +248,7 @@ impl<'a> Scanner<'a> {
             earlier: earlier.cloned(),
             watch,
         };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = *PROCESSORS;
         Ok(Self { limits, begun, watcher, frames: vec![frame], here, counted: Arc::default(), threads })
     }
 
