@@ -33,7 +33,7 @@ use self::answer::{read, unfinished};
 pub use self::sealing::{Origin, SealError, Sealed, Withdrawn, committed, seal, seal_job, seal_withdrawal};
 use crate::breaker::Observation;
 use crate::feed::CallFeed;
-use crate::launch::{Ended, Launch, LinkError, Order, Stdin};
+use crate::launch::{Ended, Launch, LinkError, Order, Recorded, Stdin};
 use crate::model::transcript::Arguments;
 use crate::observe::traces::traceparent;
 use crate::retry::Failed;
@@ -63,6 +63,8 @@ pub struct Asked {
     pub idempotency_key: String,
     /// Who hears how far it is.
     pub watcher: Option<CallFeed>,
+    /// When a process that was started ahead may be given the request.
+    pub recorded: Recorded,
 }
 
 /// What a call came to.
@@ -201,6 +203,7 @@ pub async fn run<L: Launch>(
         time,
         narrow: tool.narrowing(),
         watcher: asked.watcher.clone(),
+        recorded: asked.recorded.clone(),
     };
     let ended = launch.launch(order, cancel).await?;
     let (mut answered, notes) = read(tool, asked.call, &ended);
@@ -278,6 +281,7 @@ pub fn ran_adhoc(
             time: Duration::ZERO,
             idempotency_key: call.to_string(),
             watcher: None,
+            recorded: Recorded::default(),
         },
         program,
         effects: Effects::Undeclared,
@@ -309,6 +313,7 @@ pub fn rolled_back(job: JobId, call: CallId, program: Program, request: Value, e
             time: Duration::ZERO,
             idempotency_key: call.to_string(),
             watcher: None,
+            recorded: Recorded::default(),
         },
         program,
         effects: Effects::Undeclared,

@@ -113,7 +113,7 @@ async fn serve(
     let started = Timestamp::now();
     let signals = Signals::watch().context("the signals")?;
     let link = LauncherLink::start(channel, Egress::new(installation.config.network.hosts.clone()))
-        .context("the launcher's threads")?;
+        .context("the launcher's channel")?;
     let launcher_gone = link.closed();
     let listener = listen(listener).context("the listening socket")?;
     let ledger = Ledger::open(&state_dir.join("ledger")).context("the ledger")?;

@@ -22,7 +22,7 @@ use toolproto::request::{PROTOCOL, Request};
 use crate::agent::Agent;
 use crate::call::{self, Answered, Asked, Ran};
 use crate::feed::CallFeed;
-use crate::launch::{Launch, LinkError, Order, Stdin};
+use crate::launch::{Launch, LinkError, Order, Recorded, Stdin};
 use crate::model::transcript::{Arguments, Message};
 use crate::observe::traces::traceparent;
 use crate::session::Session;
@@ -173,6 +173,7 @@ pub async fn ask<L: Launch>(
             time,
             idempotency_key: call.to_string(),
             watcher: watcher.clone(),
+            recorded: Recorded::default(),
         },
         program: Program::Extension { name },
         effects: Effects::ReadOnly,
@@ -202,6 +203,7 @@ pub async fn ask<L: Launch>(
         time,
         narrow: Narrowing { read_only: true, discardable: extension.is_repeatable(), ..Narrowing::default() },
         watcher,
+        recorded: Recorded::default(),
     };
     let ended = launch.launch(order, cancel).await?;
     let (answered, notes) = call::read_reply(max_response, call, &ended);

@@ -450,6 +450,7 @@ mod tests {
                 time: Duration::from_secs(60),
                 idempotency_key: call.to_string(),
                 watcher: None,
+                recorded: crate::launch::Recorded::default(),
             };
             run(&self.launch, &self.tools, &self.guards, asked, cancel).await.unwrap()
         }

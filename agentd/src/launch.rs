@@ -56,6 +56,34 @@ pub enum Stdin {
     Fd(OwnedFd),
 }
 
+/// Whether what a call is part of is in the ledger. A process that is there already is told what to do only then.
+///
+/// By default it is.
+#[derive(Clone, Debug, Default)]
+pub struct Recorded(Option<CancellationToken>);
+
+impl Recorded {
+    /// One that is told later.
+    #[must_use]
+    pub fn later() -> Self {
+        Self(Some(CancellationToken::new()))
+    }
+
+    /// Says that it is.
+    pub fn tell(&self) {
+        if let Some(token) = &self.0 {
+            token.cancel();
+        }
+    }
+
+    /// Resolves once it is.
+    pub async fn wait(&self) {
+        if let Some(token) = &self.0 {
+            token.cancelled().await;
+        }
+    }
+}
+
 /// One call to run.
 #[derive(Debug)]
 pub struct Order {
@@ -77,6 +105,8 @@ pub struct Order {
     pub narrow: Narrowing,
     /// Who hears how far it is.
     pub watcher: Option<CallFeed>,
+    /// When bytes may be given to it.
+    pub recorded: Recorded,
 }
 
 /// A call that is over: its processes are gone.

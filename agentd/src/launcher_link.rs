@@ -3,11 +3,11 @@
 //! ```text
 //!   tasks ──────────────── outbox ─────────────► launcher
 //!     ▲                                             │
-//!     └── oneshot per question ◄── reader thread ◄──┘
+//!     └── oneshot per question ◄──── reader ◄───────┘
 //! ```
 //!
-//! Tasks send by themselves; the reader is a thread with blocking calls. Each question leaves a sender under the key of its answer; when the channel closes, all senders are dropped and every waiting task
-//! sees [`LinkError::Closed`].
+//! Tasks send by themselves; the reader is a task, too. Each question leaves a sender under the key of its answer; when the
+//! channel closes, all senders are dropped and every waiting task sees [`LinkError::Closed`].
 
 mod outbox;
 
@@ -20,9 +20,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sandbox::netns::Sockets;
-use sandbox::protocol::channel::{Channel, ReceiveError, Received};
+use sandbox::protocol::channel::{QueuedChannel, ReceiveError, Received};
 use sandbox::protocol::{Application, FromLauncher, Narrowing, Program, SliceLimits, ToLauncher, WorkspaceChoice};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncWriteExt, Interest};
+use tokio::net::UnixDatagram;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use toolproto::digest::Digest;
@@ -31,7 +32,7 @@ use toolproto::receipt::{Claims, NetworkClaims, Signature, SignedEvidence};
 
 use self::outbox::Outbox;
 use crate::egress::{Egress, Opening};
-use crate::launch::{Admission, Ended, Keep, Launch, LinkError, Order, Rejection, Settled, Stdin};
+use crate::launch::{Admission, Ended, Keep, Launch, LinkError, Order, Recorded, Rejection, Settled, Stdin};
 use crate::progress;
 use crate::redaction::Redactor;
 
@@ -84,10 +85,17 @@ impl LauncherLink {
     /// Starts the reader over the inherited end of the channel. Calls with listed hosts are let out by `egress`.
     ///
     /// # Errors
-    /// When the thread cannot be started, or no descriptor is left.
+    /// When the channel cannot be watched, or no descriptor is left.
+    ///
+    /// # Panics
+    /// Outside a runtime.
     pub fn start(socket: OwnedFd, egress: Egress) -> io::Result<Self> {
         let outbox = Outbox::new(socket.try_clone()?);
-        let channel = Channel::new(socket);
+        // tokio has no sockets of this kind; all that is asked of it is when there is something to read.
+        let readiness = std::os::unix::net::UnixDatagram::from(socket.try_clone()?);
+        readiness.set_nonblocking(true)?;
+        let readiness = UnixDatagram::from_std(readiness)?;
+        let channel = QueuedChannel::new(socket);
         let pending = Arc::new(Pending(Mutex::new(Some(HashMap::new()))));
         // Said without being asked, first of all.
         let (sender, leftovers) = oneshot::channel();
@@ -95,12 +103,12 @@ impl LauncherLink {
         let closed = CancellationToken::new();
         let redactor = Redactor::default();
         let reader = (Arc::clone(&pending), closed.clone(), redactor.clone());
-        std::thread::Builder::new().name("launcher-reader".to_owned()).spawn(move || {
-            read_all(&channel, &reader.0, &reader.2, &egress);
+        tokio::spawn(async move {
+            read_all((&channel, &readiness), &reader.0, &reader.2, &egress).await;
             egress.end_all();
             reader.0.close();
             reader.1.cancel();
-        })?;
+        });
         Ok(Self { outbox, pending, closed, leftovers: Mutex::new(Some(leftovers)), redactor })
     }
 
@@ -225,7 +233,7 @@ impl Launch for LauncherLink {
     }
 
     async fn launch(&self, order: Order, cancel: CancellationToken) -> Result<Ended, LinkError> {
-        let Order { job, call, attempt_of, program, stdin, streams, time, narrow, watcher } = order;
+        let Order { job, call, attempt_of, program, stdin, streams, time, narrow, watcher, recorded } = order;
         let (stdin, bytes, feed) = match stdin {
             Stdin::Fd(descriptor) => (descriptor, Arc::default(), None),
             Stdin::Bytes(bytes) => {
@@ -251,7 +259,7 @@ impl Launch for LauncherLink {
 
         // A caller that goes away must not leave its call running.
         let stop = StopOnDrop { outbox: &self.outbox, call, armed: true };
-        let mut feeder = feed.map(|(pipe, bytes)| AbortOnDrop(tokio::spawn(feed_stdin(pipe, bytes))));
+        let mut feeder = feed.map(|(pipe, bytes)| AbortOnDrop(tokio::spawn(feed_stdin(pipe, bytes, recorded.clone()))));
         let mut handover = Expected::new(&self.pending, Key::Handover(call))?;
         let ended = self.ask(message, descriptors, Key::End(call));
         tokio::pin!(ended);
@@ -264,7 +272,8 @@ impl Launch for LauncherLink {
                     let Ok(Ok(Told { descriptors, .. })) = told else { continue };
                     let mut descriptors = descriptors.into_iter();
                     let Some(stdin) = descriptors.next() else { continue };
-                    feeder = Some(AbortOnDrop(tokio::spawn(feed_stdin(stdin, Arc::clone(&bytes)))));
+                    let feeding = feed_stdin(stdin, Arc::clone(&bytes), recorded.clone());
+                    feeder = Some(AbortOnDrop(tokio::spawn(feeding)));
                     if let (Some(watcher), Some(pipe)) = (watcher.clone(), descriptors.next()) {
                         let other = progress::Reader::of(pipe, watcher, self.redactor.clone()).map_err(no_pipe)?;
                         reader = Some(other);
@@ -384,9 +393,23 @@ impl Pending {
     }
 }
 
-fn read_all(channel: &Channel, pending: &Pending, redactor: &Redactor, egress: &Egress) {
+async fn read_all(
+    (channel, readiness): (&QueuedChannel, &UnixDatagram),
+    pending: &Pending,
+    redactor: &Redactor,
+    egress: &Egress,
+) {
+    let receive = || match channel.receive::<FromLauncher>() {
+        Ok(Received::Nothing) => Err(io::ErrorKind::WouldBlock.into()),
+        received => Ok(received),
+    };
     loop {
-        let (message, descriptors) = match channel.receive::<FromLauncher>() {
+        if let Err(error) = readiness.readable().await {
+            tracing::error!(%error, "the launcher's channel cannot be watched");
+            return;
+        }
+        let Ok(received) = readiness.try_io(Interest::READABLE, receive) else { continue };
+        let (message, descriptors) = match received {
             Ok(Received::Message(message, descriptors)) => (message, descriptors),
             Ok(Received::Closed) => return,
             Ok(Received::Nothing) => continue,
@@ -511,9 +534,10 @@ fn pipe() -> Result<(OwnedFd, OwnedFd), LinkError> {
         .map_err(|error| LinkError::Exchange(format!("no pipe for the call's stdin: {error}")))
 }
 
-/// Writes the request and closes the pipe. A tool that does not read it, or has ended, is no failure here.
-async fn feed_stdin(pipe: OwnedFd, bytes: Arc<[u8]>) {
+/// Writes the request, once it may be known, and closes the pipe. A tool that does not read it, or has ended, is no failure here.
+async fn feed_stdin(pipe: OwnedFd, bytes: Arc<[u8]>, recorded: Recorded) {
     let written = async {
+        recorded.wait().await;
         let mut pipe = tokio::net::unix::pipe::Sender::from_owned_fd(pipe)?;
         pipe.write_all(&bytes).await
     };
@@ -578,7 +602,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::fd::AsFd;
 
-    use sandbox::protocol::channel::pair;
+    use sandbox::protocol::channel::{Channel, pair};
     use toolproto::code::Code;
     use toolproto::receipt::{Outcome, OutcomeKind, Usage};
 
@@ -607,6 +631,7 @@ mod tests {
             time: Duration::from_secs(5),
             narrow: Narrowing::default(),
             watcher: None,
+            recorded: Recorded::default(),
         }
     }
 
@@ -669,6 +694,34 @@ mod tests {
         });
         let ended = link.launch(order(call, stdin), CancellationToken::new()).await.unwrap();
         assert_eq!(ended.outcome.kind, OutcomeKind::Exited);
+        drop(thread.join().unwrap());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_request_is_given_only_once_its_call_is_recorded() {
+        let (link, launcher) = ends();
+        let call = CallId::from_u128(2);
+        let recorded = Recorded::later();
+        let thread = std::thread::spawn({
+            let recorded = recorded.clone();
+            move || {
+                let (_, descriptors) = next(&launcher);
+                let (reader, writer) = std::io::pipe().unwrap();
+                launcher.send(&FromLauncher::Handover { call }, &[writer.as_fd()]).unwrap();
+                drop((descriptors, writer));
+                let mut ready = [rustix::event::PollFd::new(&reader, rustix::event::PollFlags::IN)];
+                let long = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+                assert_eq!(rustix::event::poll(&mut ready, Some(&long)).unwrap(), 0, "it is told too early");
+                recorded.tell();
+                let mut read = Vec::new();
+                File::from(OwnedFd::from(reader)).read_to_end(&mut read).unwrap();
+                assert_eq!(read, b"request");
+                launcher.send(&ended(call, OutcomeKind::Exited), &[]).unwrap();
+                launcher
+            }
+        });
+        let order = Order { recorded, ..order(call, b"request".to_vec()) };
+        assert_eq!(link.launch(order, CancellationToken::new()).await.unwrap().outcome.kind, OutcomeKind::Exited);
         drop(thread.join().unwrap());
     }
 

@@ -34,7 +34,7 @@ use crate::clock::Clock;
 use crate::dispatcher::offer::Offer;
 use crate::feed::{Change, Feed, Snapshot};
 use crate::guards::{self, Attempts};
-use crate::launch::{Launch, LinkError};
+use crate::launch::{Launch, LinkError, Recorded};
 use crate::ledger::{Ledger, LedgerError, Stored, StoredReceipt};
 use crate::model::transcript::Transcript;
 use crate::model::{Model, ModelError, Reply, Request, Thinking};
@@ -433,6 +433,7 @@ impl<L: Launch> Runner<L> {
             time,
             idempotency_key: planned.call.to_string(),
             watcher: Some(self.feed.of_call(planned.call)),
+            recorded: Recorded::default(),
         }
     }
 

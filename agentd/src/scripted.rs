@@ -240,6 +240,15 @@ impl Launch for Arc<ScriptedLaunch> {
         if let (Program::Tool { name } | Program::Extension { name }, Stdin::Bytes(bytes)) =
             (&order.program, &order.stdin)
         {
+            tokio::select! {
+                () = order.recorded.wait() => {}
+                // What was started ahead ends without having been told anything.
+                () = cancel.cancelled() => {
+                    let ended = killed(OutcomeKind::Cancelled);
+                    self.log.lock().unwrap().calls.insert(order.call, (order.job, order.program, ended.clone()));
+                    return Ok(ended);
+                }
+            }
             let mut request = serde_json::from_slice::<Value>(bytes).unwrap();
             assert!(request["call_id"] == order.call.to_string());
             let mut log = self.log.lock().unwrap();
@@ -339,10 +348,10 @@ pub(crate) fn says(text: &str) -> Result<Reply, ModelError> {
 
 /// Tools `read` (read-only, spills what is large), `write` (changes the workspace) and `hang`.
 pub(crate) fn tools() -> Tools {
-    let tool = |name: &str, execution: &str| {
+    let tool = |name: &str, run: &str, execution: &str| {
         let text = format!(
             "version = 1\nname = \"{name}\"\ndescription = \"Does it.\"\n[run]\nruntime = \"python\"\nentry = \"main.py\"\n\
-             [contract]\ninput = \"i.json\"\n[execution]\n{execution}\n"
+             {run}\n[contract]\ninput = \"i.json\"\n[execution]\n{execution}\n"
         );
         Tool {
             manifest: ToolManifest::parse(std::path::Path::new("tool.toml"), &text).unwrap(),
@@ -354,9 +363,10 @@ pub(crate) fn tools() -> Tools {
         }
     };
     [
-        tool("read", "read_only = true\n[limits]\nspill = \"8KiB\""),
-        tool("write", "mutates_workspace = true"),
-        tool("hang", ""),
+        tool("read", "", "read_only = true\n[limits]\nspill = \"8KiB\""),
+        tool("write", "", "mutates_workspace = true"),
+        tool("hang", "", ""),
+        tool("ahead", "prewarm = 1", "read_only = true"),
     ]
     .into_iter()
     .collect()

@@ -335,7 +335,7 @@ async fn direct_calls_answer_also_when_they_fail() {
     let refused = office.daemon.post::<Value>("/calls", &call("raed")).await.unwrap_err();
     assert!(matches!(refused, Failure::Refused(problem) if problem.code == Code::ToolUnknown));
     let tools: ToolList = office.daemon.get("/tools").await.unwrap();
-    assert_eq!(tools.tools.len(), 3);
+    assert_eq!(tools.tools.len(), 4);
     let health: Value = office.daemon.get("/health").await.unwrap();
     assert_eq!(health["status"], "ok");
     let (status, headers, _) = office.raw("GET", "/v1/metrics", "").await;

@@ -21,7 +21,7 @@ use super::{Dispatcher, unlinked, unreadable};
 use crate::call::{self, Answered, Asked, SealError, Sealed};
 use crate::caller::Caller;
 use crate::guards::{self, Attempts};
-use crate::launch::{Keep, Launch, LinkError, Order, Stdin};
+use crate::launch::{Keep, Launch, Order, Recorded, Stdin};
 use crate::ledger::{JobKind, NewJob, StoredReceipt};
 use crate::model::transcript::Arguments;
 use crate::observe::Observation;
@@ -51,7 +51,14 @@ impl<L: Launch> Dispatcher<L> {
         }
         let time = request.timeout_ms.map_or(tool.time, |millis| tool.time.min(Duration::from_millis(millis)));
         let has_workspace = request.workspace.is_some();
-        let job = self.admit(client, JobKind::Call, request.workspace.clone(), json!(request)).await?;
+        // What was started ahead is readied while the call goes into the ledger, and is told what to do only after that.
+        let is_readied = tool.manifest.is_prewarmed() && !spill::refers(&request.arguments);
+        let admitted = self.admit(client, JobKind::Call, request.workspace.clone(), json!(request)).await?;
+        let (job, recorded, unrecorded) = if is_readied {
+            (admitted.id, Recorded::later(), Some(admitted))
+        } else {
+            (self.record(admitted).await?, Recorded::default(), None)
+        };
         let call = CallId::generate();
         let asker = Asker { uid: caller.uid, tool: request.tool.clone() };
         let asked = Asked {
@@ -64,6 +71,7 @@ impl<L: Launch> Dispatcher<L> {
             time,
             idempotency_key: call.to_string(),
             watcher: None,
+            recorded: recorded.clone(),
         };
         let shared = Arc::clone(&self.inner.shared);
         let asked = match spill::resolve(&shared.ledger, asked).await {
@@ -75,7 +83,16 @@ impl<L: Launch> Dispatcher<L> {
         };
         let sealed = self
             .ended_with_its_caller(asker, job, has_workspace, move |cancel| async move {
-                guards::run(&shared.launch, &offer.tools, &offer.guards, asked, cancel).await
+                let record = async {
+                    let Some(job) = unrecorded else { return Ok(()) };
+                    let stored = shared.ledger.insert(job).await;
+                    // What could not be recorded does not happen.
+                    stored.map(|_| recorded.tell()).inspect_err(|_| cancel.cancel())
+                };
+                let run = guards::run(&shared.launch, &offer.tools, &offer.guards, asked, cancel.clone());
+                let (stored, attempts) = tokio::join!(biased; record, run);
+                stored.map_err(unreadable)?;
+                attempts.map_err(unlinked)
             })
             .await?;
         let (call, sealed) = sealed;
@@ -118,7 +135,8 @@ impl<L: Launch> Dispatcher<L> {
             return Err(Problem::new(Code::NotPermitted, words));
         }
         let has_workspace = request.workspace.is_some();
-        let job = self.admit(client, JobKind::Exec, request.workspace.clone(), json!(request)).await?;
+        let admitted = self.admit(client, JobKind::Exec, request.workspace.clone(), json!(request)).await?;
+        let job = self.record(admitted).await?;
         let call = CallId::generate();
         let (time, keep) = (request.timeout_ms.map_or(LONGEST_COMMAND, Duration::from_millis), request.keep);
         let ExecRequest { policy, runtime, command, network, .. } = request;
@@ -135,6 +153,7 @@ impl<L: Launch> Dispatcher<L> {
             time,
             narrow: Narrowing::default(),
             watcher: None,
+            recorded: Recorded::default(),
         };
         let dispatcher = self.clone();
         let sealed = self
@@ -142,12 +161,13 @@ impl<L: Launch> Dispatcher<L> {
                 let launched = dispatcher.inner.shared.launch.launch(order, cancel.clone());
                 tokio::pin!(launched);
                 let ended = tokio::select! {
-                    ended = launched.as_mut() => ended?,
+                    ended = launched.as_mut() => ended,
                     () = stop.cancelled() => {
                         cancel.cancel();
-                        launched.await?
+                        launched.await
                     }
                 };
+                let ended = ended.map_err(unlinked)?;
                 // One that ended well waits for nothing.
                 let said = match ended.outcome.exit_status {
                     Some(0) => Vec::new(),
@@ -185,41 +205,43 @@ impl<L: Launch> Dispatcher<L> {
         })
     }
 
-    /// Gets a grant for an implicit job and stores it.
+    /// Gets a grant for an implicit job, which is to be recorded next.
     pub(super) async fn admit(
         &self,
         client: OwnedFd,
         kind: JobKind,
         workspace: Option<std::path::PathBuf>,
         request: Value,
-    ) -> Result<JobId, Problem> {
+    ) -> Result<NewJob, Problem> {
         let shared = &self.inner.shared;
         let job = JobId::generate();
         let choice = workspace.map_or(WorkspaceChoice::None, WorkspaceChoice::Named);
         let limits = SliceLimits::default();
         let admitted = shared.launch.admit(job, client, choice, None, limits).await.map_err(unlinked)?;
         let admission = admitted.map_err(|rejection| Problem::new(rejection.code, rejection.message))?;
-        let stored = shared
-            .ledger
-            .insert(NewJob {
-                id: job,
-                kind,
-                uid: admission.uid,
-                agent: kind.as_str().to_owned(),
-                request_digest: Digest::sha256(request.to_string().as_bytes()),
-                request,
-                idempotency_key: None,
-                workspace: admission.workspace,
-                priority: 0,
-                labels: std::collections::BTreeMap::new(),
-                submitted: Timestamp::now(),
-            })
-            .await;
-        if let Err(error) = stored {
-            self.close(job, Keep::Nothing).await;
+        Ok(NewJob {
+            id: job,
+            kind,
+            uid: admission.uid,
+            agent: kind.as_str().to_owned(),
+            request_digest: Digest::sha256(request.to_string().as_bytes()),
+            request,
+            idempotency_key: None,
+            workspace: admission.workspace,
+            priority: 0,
+            labels: std::collections::BTreeMap::new(),
+            submitted: Timestamp::now(),
+        })
+    }
+
+    /// Stores a job that has its grant.
+    pub(super) async fn record(&self, job: NewJob) -> Result<JobId, Problem> {
+        let id = job.id;
+        if let Err(error) = self.inner.shared.ledger.insert(job).await {
+            self.close(id, Keep::Nothing).await;
             return Err(unreadable(error));
         }
-        Ok(job)
+        Ok(id)
     }
 
     /// Runs a call to its receipt in a task of its own. When the caller goes away, the call is cancelled, and gets its
@@ -233,7 +255,7 @@ impl<L: Launch> Dispatcher<L> {
         work: impl FnOnce(CancellationToken) -> F,
     ) -> Result<(CallId, Sealed), Problem>
     where
-        F: Future<Output = Result<Attempts, LinkError>> + Send + 'static,
+        F: Future<Output = Result<Attempts, Problem>> + Send + 'static,
     {
         let cancel = self.inner.stop.child_token();
         let leaving = cancel.clone().drop_guard();
@@ -265,10 +287,10 @@ impl<L: Launch> Dispatcher<L> {
     async fn finish(
         &self,
         job: JobId,
-        work: impl Future<Output = Result<Attempts, LinkError>>,
+        work: impl Future<Output = Result<Attempts, Problem>>,
     ) -> Result<(CallId, Sealed), Problem> {
         let shared = &self.inner.shared;
-        let Attempts { earlier, last } = work.await.map_err(unlinked)?;
+        let Attempts { earlier, last } = work.await?;
         let unsealed = |error: SealError| match error {
             SealError::Link(error) => unlinked(error),
             SealError::Canonical(error) => Problem::new(Code::InternalLogicError, error.to_string()),

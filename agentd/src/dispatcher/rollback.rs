@@ -12,10 +12,10 @@ use toolproto::job::Problem;
 use toolproto::receipt::{Receipt, WorkspaceState};
 
 use super::direct::Asker;
-use super::{Dispatcher, unreadable};
+use super::{Dispatcher, unlinked, unreadable};
 use crate::call::{self, Answered};
 use crate::caller::Caller;
-use crate::launch::{Launch, Order, Stdin};
+use crate::launch::{Launch, Order, Recorded, Stdin};
 use crate::ledger::JobKind;
 use crate::runner::Shared;
 
@@ -46,6 +46,7 @@ impl<L: Launch> Dispatcher<L> {
         let target = target(&self.receipts_of(id).await?, id, to)?;
         let request = json!({"version": API_VERSION, "job_id": id, "to": to});
         let job = self.admit(client, JobKind::Rollback, Some(workspace), request.clone()).await?;
+        let job = self.record(job).await?;
         let call = CallId::generate();
         let asker = Asker { uid: caller.uid, tool: JobKind::Rollback.as_str().to_owned() };
         let dispatcher = self.clone();
@@ -63,8 +64,9 @@ impl<L: Launch> Dispatcher<L> {
                     time: LONGEST,
                     narrow: Narrowing::default(),
                     watcher: None,
+                    recorded: Recorded::default(),
                 };
-                let ended = launch.launch(order, cancel).await?;
+                let ended = launch.launch(order, cancel).await.map_err(unlinked)?;
                 Ok(call::rolled_back(job, call, program, request, ended).into())
             })
             .await?;

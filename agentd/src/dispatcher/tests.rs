@@ -521,6 +521,26 @@ async fn a_direct_call_is_a_job_of_one_call() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_was_started_ahead_is_told_nothing_of_a_call_that_is_not_in_the_ledger() {
+    let office = Office::open(&[("ahead", answers(json!({"n": 7})))], vec![]).await;
+    let call = async || {
+        let arguments = json!({"n": 1});
+        let request =
+            CallRequest { version: 1, tool: "ahead".to_owned(), arguments, workspace: None, timeout_ms: None };
+        office.dispatcher.call(&caller(), client(), request).await
+    };
+    assert!(call().await.unwrap().ok);
+    let given = || office.launch.log.lock().unwrap().given.len();
+    assert_eq!(given(), 1);
+    let ledger = rusqlite::Connection::open(office._folder.path().join(crate::ledger::FILE)).unwrap();
+    ledger.execute_batch("ALTER TABLE jobs RENAME TO lost").unwrap();
+    assert_eq!(call().await.unwrap_err().code, Code::LedgerUnavailable);
+    assert_eq!(given(), 1, "the tool was told of a call that nobody has on record");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(office.launch.log.lock().unwrap().closed.len(), 2, "a grant is left");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_direct_call_whose_caller_goes_away_is_ended_and_receipted() {
     let office = Office::open(&[("hang", Behaviour::Hangs)], vec![]).await;
     let request =
