@@ -120,6 +120,24 @@ fn a_direct_call_is_served_by_what_the_one_before_left() {
 }
 
 #[test]
+fn a_call_that_runs_long_puts_off_no_start_for_ever() {
+    needs!(requirements());
+    let site = Site::new();
+    tells(&site, "tells", 3, "");
+    let daemon = Daemon::start(&site);
+    let mut long = daemon.exec_held(&["--policy", "strict"], &["sh", "-c", "echo runs; read held; true"]);
+    assert_eq!(long.line(), "runs");
+    call(&daemon, "tells", &json!({}), None);
+    wait_for_reading(&site, 3);
+    let (_, receipt) = call(&daemon, "tells", &json!({}), None);
+    assert!(receipt["cgroup"].as_str().unwrap().contains("/warm-"), "{receipt}");
+    wait_for_reading(&site, 3);
+    assert_eq!(long.let_go().status.code(), Some(0));
+    daemon.stop();
+    leftovers::assert_none(&site);
+}
+
+#[test]
 fn a_jobs_processes_start_with_it_and_end_with_it() {
     needs!(requirements());
     let (open, opened) = mpsc::channel::<()>();

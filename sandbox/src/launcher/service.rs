@@ -226,7 +226,8 @@ impl Service {
         let waiting = self.grants.values().filter_map(|grant| grant.workspace.as_ref()?.ask_again);
         let stuck = (!self.stuck.is_empty() || !self.leaves.is_empty()).then(|| now + STUCK_LOOK);
         let ahead = self.waiting.due(now, self.parts.config.timeouts.warm);
-        calls.chain(workers).chain(waiting).chain(ahead).chain(stuck).min()
+        let postponed = self.waiting.postponed_until(self.has_running_calls(), now);
+        calls.chain(workers).chain(waiting).chain(ahead).chain(postponed).chain(stuck).min()
     }
 
     fn take_what_is_due(&mut self) {
@@ -252,6 +253,7 @@ impl Service {
             self.lose_worker(job, Code::WorkspaceUnavailable, message);
         }
         self.look_at_waiting(now);
+        self.follow_postponed(now);
         let uids = &mut self.uids;
         self.stuck.retain_mut(|(running, uid)| {
             running.reap();

@@ -13,8 +13,8 @@
 //! workspace, and what it says to its network is heard only once it serves. A call takes it only if everything that the launcher
 //! would make for a cold one is equal; otherwise the call starts cold, as if nothing had been started ahead.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -36,6 +36,9 @@ const STUCK: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 /// How long nothing is started after the first process that did not live until its call. Doubled with each further one.
 const SETBACK: Duration = Duration::from_secs(1);
+/// How long calls that run put off what is to be started ahead: longer than a burst of calls that find theirs takes, and no
+/// longer, since somebody always calls on a busy host.
+const POSTPONEMENT: Duration = Duration::from_millis(100);
 /// How often that time is doubled.
 const MAX_DOUBLINGS: u32 = 8;
 
@@ -183,10 +186,27 @@ struct Setback {
     until: Instant,
 }
 
+/// An order, and what it comes to under the configuration of now.
+#[derive(Clone, Debug)]
+pub struct Warming {
+    /// What is wanted.
+    pub order: Order,
+    /// What is started for it.
+    pub resolved: Resolved,
+}
+
+/// What is to be started once nothing more urgent is to be done.
+#[derive(Debug)]
+struct Postponed {
+    warming: Warming,
+    until: Instant,
+}
+
 /// All processes that wait for their calls, or are ended because none came.
 #[derive(Debug, Default)]
 pub struct Waiting {
     waiting: Vec<Warm>,
+    postponed: VecDeque<Postponed>,
     ending: Vec<Ending>,
     setbacks: BTreeMap<(Holder, String), Setback>,
     slices: BTreeMap<u32, Slice>,
@@ -227,13 +247,45 @@ impl Waiting {
     /// Removes the cgroups of users for whom nothing is there any more, and who have no direct call that will leave something to
     /// be started. One that serves a call keeps its cgroup busy.
     pub fn remove_idle_slices(&mut self, calls_directly: impl Fn(u32) -> bool) {
-        let is_needed = |uid: u32| self.has_any_of(Holder::DirectCalls(uid)) || calls_directly(uid);
+        let is_ordered = |holder| self.postponed.iter().any(|postponed| postponed.warming.order.holder == holder);
+        let is_needed = |uid: u32| {
+            let holder = Holder::DirectCalls(uid);
+            self.has_any_of(holder) || is_ordered(holder) || calls_directly(uid)
+        };
         let idle: Vec<u32> = self.slices.keys().copied().filter(|uid| !is_needed(*uid)).collect();
         for uid in idle {
             if self.slices.get(&uid).is_some_and(|slice| slice.remove().is_ok()) {
                 self.slices.remove(&uid);
             }
         }
+    }
+
+    /// Has an order followed when no call runs any more, or after [`POSTPONEMENT`]. The same order a second time is the same
+    /// order: what it wants is looked at when it is followed.
+    pub fn postpone(&mut self, warming: Warming, now: Instant) {
+        match self.postponed.iter_mut().find(|postponed| postponed.warming.order == warming.order) {
+            Some(postponed) => postponed.warming = warming,
+            None => self.postponed.push_back(Postponed { warming, until: now + POSTPONEMENT }),
+        }
+    }
+
+    /// When the first of the postponed orders is due.
+    #[must_use]
+    pub fn postponed_until(&self, is_busy: bool, now: Instant) -> Option<Instant> {
+        let first = self.postponed.front()?;
+        Some(if is_busy { first.until } else { now })
+    }
+
+    /// The first of the postponed orders, if it is due.
+    #[must_use]
+    pub fn due_order(&self, is_busy: bool, now: Instant) -> Option<&Warming> {
+        let first = self.postponed.front()?;
+        (!is_busy || first.until <= now).then_some(&first.warming)
+    }
+
+    /// The first of the postponed orders is followed.
+    pub fn drop_first_order(&mut self) {
+        self.postponed.pop_front();
     }
 
     /// Takes in one that was started.
@@ -274,6 +326,7 @@ impl Waiting {
     /// Ends all of a holder's, and forgets its setbacks.
     pub fn end_of(&mut self, holder: Holder, now: Instant) {
         self.setbacks.retain(|(of, _), _| *of != holder);
+        self.postponed.retain(|postponed| postponed.warming.order.holder != holder);
         for warm in self.waiting.extract_if(.., |warm| warm.order.holder == holder).collect::<Vec<_>>() {
             self.end(warm, now);
         }
@@ -282,6 +335,7 @@ impl Waiting {
     /// Ends all.
     pub fn end_all(&mut self, now: Instant) {
         self.setbacks.clear();
+        self.postponed.clear();
         for warm in std::mem::take(&mut self.waiting) {
             self.end(warm, now);
         }
@@ -349,7 +403,12 @@ impl Waiting {
 
 #[cfg(test)]
 mod tests {
+    use toolproto::units::Bytes;
+
     use super::*;
+    use crate::launcher::program::Sight;
+    use crate::plan::Place;
+    use crate::policy::CallLimits;
 
     fn order(tool: &str) -> Order {
         Order {
@@ -359,6 +418,45 @@ mod tests {
             sees_workspace: true,
             is_watched: false,
         }
+    }
+
+    fn warming(tool: &str, prewarm: u32) -> Warming {
+        let resolved = Resolved {
+            policy: "strict".to_owned(),
+            command: Vec::new(),
+            environment: Vec::new(),
+            folder: None,
+            mounts: Vec::new(),
+            limits: CallLimits::default(),
+            protect: Vec::new(),
+            sight: Sight::Nothing,
+            time: None,
+            max_response: Bytes(1),
+            place: Place::Late,
+            prewarm,
+            passages: Vec::new(),
+        };
+        Warming { order: order(tool), resolved }
+    }
+
+    #[test]
+    fn an_order_waits_for_calls_that_run_and_not_for_ever() {
+        let (mut waiting, now) = (Waiting::default(), Instant::now());
+        assert_eq!(waiting.postponed_until(false, now), None);
+        waiting.postpone(warming("t", 1), now);
+        waiting.postpone(warming("u", 1), now + POSTPONEMENT / 2);
+        // The same again: it is due no later, and wants what is wanted now.
+        waiting.postpone(warming("t", 2), now + POSTPONEMENT / 2);
+        assert!(waiting.due_order(true, now).is_none());
+        assert_eq!(waiting.postponed_until(true, now), Some(now + POSTPONEMENT));
+        assert_eq!(waiting.postponed_until(false, now), Some(now));
+        let first = waiting.due_order(false, now).unwrap();
+        assert_eq!((first.order.tool.as_str(), first.resolved.prewarm), ("t", 2));
+        assert!(waiting.due_order(true, now + POSTPONEMENT).is_some());
+        waiting.drop_first_order();
+        assert!(waiting.due_order(true, now + POSTPONEMENT).is_none(), "the other came later");
+        waiting.end_of(Holder::DirectCalls(1000), now);
+        assert!(waiting.due_order(false, now).is_none(), "forgotten with its holder");
     }
 
     #[test]

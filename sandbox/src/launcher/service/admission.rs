@@ -226,7 +226,8 @@ impl Service {
         }
         self.waiting.end_of(Holder::Job(job), Instant::now());
         self.close_if_done(job);
-        orders.iter().for_each(|order| self.follow_order(job, order));
+        let now = Instant::now();
+        orders.into_iter().for_each(|order| self.waiting.postpone(order, now));
         if is_direct {
             self.remove_idle_slices();
         }

@@ -84,7 +84,7 @@ impl Service {
                 // A direct call's job is sealed next, so its processes wait until it closes.
                 if self.grants.get(&job).is_some_and(|grant| grant.is_kept) {
                     let orders = self.take_orders(job);
-                    orders.iter().for_each(|order| self.follow_order(job, order));
+                    orders.iter().for_each(|order| self.follow_order(order));
                 }
             }
             Err(error) => self.misuse(error.to_string(), Some(job), call),

@@ -15,16 +15,9 @@ use crate::launch::{self, Stdio};
 use crate::launcher::calls::{End, Handover, Output};
 use crate::launcher::grants::Phase;
 use crate::launcher::program::{self, Resolved, Sight, failure};
-use crate::launcher::warm::{Gone, Holder, Lost, Order, State, Warm};
+use crate::launcher::warm::{Gone, Holder, Lost, Order, State, Warm, Warming};
 use crate::plan::View;
 use crate::protocol::{LaunchFailure, Narrowing, Program};
-
-/// An order, and what it comes to under the configuration of now.
-#[derive(Debug)]
-pub(super) struct Warming {
-    order: Order,
-    resolved: Resolved,
-}
 
 impl Service {
     /// A job begins, and may call this tool.
@@ -40,7 +33,7 @@ impl Service {
     /// Starts as many processes ahead as an order wants and there are not.
     fn keep_warm(&mut self, job: JobId, order: Order) {
         if let Some(warming) = self.resolve_order(job, order) {
-            self.follow_order(job, &warming);
+            self.follow_order(&warming);
         }
     }
 
@@ -73,31 +66,46 @@ impl Service {
         Some(Warming { order, resolved })
     }
 
-    /// Starts what is missing of an order.
-    pub(super) fn follow_order(&mut self, job: JobId, Warming { order, resolved }: &Warming) {
-        let now = Instant::now();
-        let most = self.parts.config.limits.warm_processes;
-        for _ in 0..self.waiting.missing(order, resolved.prewarm, most, now) {
-            if let Err(failure) = self.start_ahead(job, order, resolved, now) {
-                tracing::warn!(tool = order.tool, step = failure.step, failure.message, "no process is started ahead");
-                self.waiting.set_back(order, now);
-                return;
-            }
+    /// Starts all that is missing of an order.
+    pub(super) fn follow_order(&mut self, warming: &Warming) {
+        while self.start_missing(warming) {}
+    }
+
+    /// Starts one process for a postponed order, if one is due. One only: whoever asks for something meanwhile goes first.
+    pub(super) fn follow_postponed(&mut self, now: Instant) {
+        let Some(warming) = self.waiting.due_order(self.has_running_calls(), now).cloned() else { return };
+        if !self.start_missing(&warming) {
+            self.waiting.drop_first_order();
+            self.remove_idle_slices();
         }
     }
 
-    fn start_ahead(
-        &mut self,
-        job: JobId,
-        order: &Order,
-        resolved: &Resolved,
-        now: Instant,
-    ) -> Result<(), LaunchFailure> {
+    /// Whether some call has not come to its end.
+    pub(super) fn has_running_calls(&self) -> bool {
+        self.calls.values().any(|call| call.record().is_none())
+    }
+
+    /// Starts one process that is missing of an order. Yields whether it did.
+    fn start_missing(&mut self, Warming { order, resolved }: &Warming) -> bool {
+        let now = Instant::now();
+        let most = self.parts.config.limits.warm_processes;
+        if self.waiting.missing(order, resolved.prewarm, most, now) == 0 {
+            return false;
+        }
+        let started = self.start_ahead(order, resolved, now);
+        if let Err(failure) = &started {
+            tracing::warn!(tool = order.tool, step = failure.step, failure.message, "no process is started ahead");
+            self.waiting.set_back(order, now);
+        }
+        started.is_ok()
+    }
+
+    fn start_ahead(&mut self, order: &Order, resolved: &Resolved, now: Instant) -> Result<(), LaunchFailure> {
         let uid = self
             .uids
             .take()
             .ok_or_else(|| failure(Code::Overloaded, "every uid of [uids] sandboxes is in use".to_owned()))?;
-        match self.started_ahead(job, order, resolved, uid, now) {
+        match self.started_ahead(order, resolved, uid, now) {
             Ok(warm) => {
                 self.waiting.add(warm);
                 Ok(())
@@ -111,7 +119,6 @@ impl Service {
 
     fn started_ahead(
         &mut self,
-        job: JobId,
         order: &Order,
         resolved: &Resolved,
         uid: u32,
@@ -132,7 +139,7 @@ impl Service {
         let plan = planned(&self.parts, started, uid, view, network)?;
         let (enforced, not_enforced) = (plan.enforced.clone(), plan.not_enforced.clone());
         let guarded = plan.guarded().to_vec();
-        let leaf = self.leaf_ahead(job, order.holder, resolved)?;
+        let leaf = self.leaf_ahead(order.holder, resolved)?;
         let (output, (stdout, stderr)) = captured_output(resolved, uid)?;
         let stdio = Stdio { stdin: stdin_of_tool, stdout, stderr, events: events_of_tool };
         let running = launch::start(plan, stdio, leaf)?;
@@ -152,12 +159,12 @@ impl Service {
         })
     }
 
-    fn leaf_ahead(&mut self, job: JobId, holder: Holder, resolved: &Resolved) -> Result<Option<Leaf>, LaunchFailure> {
+    fn leaf_ahead(&mut self, holder: Holder, resolved: &Resolved) -> Result<Option<Leaf>, LaunchFailure> {
         let Some(tree) = &self.parts.tree else { return Ok(None) };
         let name = format!("warm-{}", self.waiting.next_number());
         let made = |error: CgroupError| step("cgroup", &error);
         let slice = match holder {
-            Holder::Job(_) => match self.grants.get_mut(&job) {
+            Holder::Job(job) => match self.grants.get_mut(&job) {
                 Some(grant) => grant.slice(tree).map_err(made)?,
                 None => return Ok(None),
             },
