@@ -10,38 +10,32 @@
 //! channel closes, all senders are dropped and every waiting task sees [`LinkError::Closed`].
 
 mod outbox;
+mod questions;
+mod reader;
+mod stdio;
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sandbox::netns::Sockets;
-use sandbox::protocol::channel::{QueuedChannel, ReceiveError, Received};
+use sandbox::protocol::channel::QueuedChannel;
 use sandbox::protocol::{Application, FromLauncher, Narrowing, Program, SliceLimits, ToLauncher, WorkspaceChoice};
-use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::UnixDatagram;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
-use toolproto::receipt::{Claims, NetworkClaims, Signature, SignedEvidence};
+use toolproto::receipt::{Claims, Signature, SignedEvidence};
 
 use self::outbox::Outbox;
-use crate::egress::{Egress, Opening};
-use crate::launch::{Admission, Ended, Keep, Launch, LinkError, Order, Recorded, Rejection, Settled, Stdin};
+use self::questions::{Answer, Expected, Key, Pending, Told};
+use self::stdio::{captured, feed_stdin, is_short, pipe};
+use crate::egress::Egress;
+use crate::launch::{Admission, Ended, Keep, Launch, LinkError, Order, Rejection, Settled, Stdin};
 use crate::progress;
 use crate::redaction::Redactor;
-
-/// How much of a call's stdout is read at most; the launcher's own cap per tool is lower.
-const STDOUT_LIMIT: u64 = 64 << 20;
-/// How much of the end of a call's stderr is kept.
-const STDERR_TAIL: u64 = 8 << 10;
-/// How long output may be that is read without leaving the task for it.
-const SHORT_OUTPUT: u64 = 64 << 10;
 
 /// The launcher behind a channel.
 #[derive(Debug)]
@@ -52,34 +46,6 @@ pub struct LauncherLink {
     leftovers: Mutex<Option<oneshot::Receiver<Answer>>>,
     redactor: Redactor,
 }
-
-/// What a waiting task waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Key {
-    Admission(JobId),
-    Handover(CallId),
-    End(CallId),
-    Evidence(CallId),
-    Signature(JobId, Option<CallId>),
-    Close(JobId),
-    Application(CallId),
-    Leftovers,
-    Reload,
-}
-
-type Answer = Result<Told, LinkError>;
-
-/// What the launcher said.
-#[derive(Debug)]
-struct Told {
-    message: FromLauncher,
-    descriptors: Vec<OwnedFd>,
-    /// Of a call that has ended: what its network comes to, if it had one.
-    network: Option<oneshot::Receiver<NetworkClaims>>,
-}
-
-#[derive(Debug, Default)]
-struct Pending(Mutex<Option<HashMap<Key, oneshot::Sender<Answer>>>>);
 
 impl LauncherLink {
     /// Starts the reader over the inherited end of the channel. Calls with listed hosts are let out by `egress`.
@@ -96,7 +62,7 @@ impl LauncherLink {
         readiness.set_nonblocking(true)?;
         let readiness = UnixDatagram::from_std(readiness)?;
         let channel = QueuedChannel::new(socket);
-        let pending = Arc::new(Pending(Mutex::new(Some(HashMap::new()))));
+        let pending = Arc::new(Pending::open());
         // Said without being asked, first of all.
         let (sender, leftovers) = oneshot::channel();
         pending.insert(Key::Leftovers, sender).map_err(io::Error::other)?;
@@ -104,7 +70,7 @@ impl LauncherLink {
         let redactor = Redactor::default();
         let reader = (Arc::clone(&pending), closed.clone(), redactor.clone());
         tokio::spawn(async move {
-            read_all((&channel, &readiness), &reader.0, &reader.2, &egress).await;
+            reader::read_all((&channel, &readiness), &reader.0, &reader.2, &egress).await;
             egress.end_all();
             reader.0.close();
             reader.1.cancel();
@@ -340,158 +306,6 @@ fn admission(answer: FromLauncher) -> Result<Result<Admission, Rejection>, LinkE
     }
 }
 
-impl Pending {
-    /// No table any more: the channel is closed.
-    fn table(&self) -> MutexGuard<'_, Option<HashMap<Key, oneshot::Sender<Answer>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn forget(&self, key: Key) {
-        if let Some(table) = self.table().as_mut() {
-            table.remove(&key);
-        }
-    }
-
-    fn insert(&self, key: Key, sender: oneshot::Sender<Answer>) -> Result<(), LinkError> {
-        self.table().as_mut().ok_or(LinkError::Closed)?.insert(key, sender);
-        Ok(())
-    }
-
-    fn answer(&self, key: Key, answer: Answer) {
-        let sender = self.table().as_mut().and_then(|table| table.remove(&key));
-        match sender {
-            // The task may have gone; then nobody wants the answer.
-            Some(sender) => drop(sender.send(answer)),
-            None => tracing::warn!(?key, "the launcher answered what nobody asked"),
-        }
-    }
-
-    /// A message that the launcher could not follow names a call or a job; whatever waits for it is answered so.
-    fn misused(&self, message: &str, job: Option<JobId>, call: Option<CallId>) {
-        let concerned = |key: &Key| match (*key, call) {
-            (
-                Key::Handover(waiting)
-                | Key::End(waiting)
-                | Key::Evidence(waiting)
-                | Key::Application(waiting)
-                | Key::Signature(_, Some(waiting)),
-                Some(call),
-            ) => waiting == call,
-            (Key::Admission(waiting) | Key::Close(waiting) | Key::Signature(waiting, None), None) => {
-                Some(waiting) == job
-            }
-            _ => false,
-        };
-        let mut table = self.table();
-        for (_, sender) in table.iter_mut().flat_map(|table| table.extract_if(|key, _| concerned(key))) {
-            drop(sender.send(Err(LinkError::Misuse(message.to_owned()))));
-        }
-    }
-
-    fn close(&self) {
-        *self.table() = None;
-    }
-}
-
-async fn read_all(
-    (channel, readiness): (&QueuedChannel, &UnixDatagram),
-    pending: &Pending,
-    redactor: &Redactor,
-    egress: &Egress,
-) {
-    let receive = || match channel.receive::<FromLauncher>() {
-        Ok(Received::Nothing) => Err(io::ErrorKind::WouldBlock.into()),
-        received => Ok(received),
-    };
-    loop {
-        if let Err(error) = readiness.readable().await {
-            tracing::error!(%error, "the launcher's channel cannot be watched");
-            return;
-        }
-        let Ok(received) = readiness.try_io(Interest::READABLE, receive) else { continue };
-        let (message, descriptors) = match received {
-            Ok(Received::Message(message, descriptors)) => (message, descriptors),
-            Ok(Received::Closed) => return,
-            Ok(Received::Nothing) => continue,
-            Err(error @ ReceiveError::Malformed(_)) => {
-                tracing::error!(%error, "a message of the launcher was dropped");
-                continue;
-            }
-            Err(error) => {
-                tracing::error!(%error, "the launcher's channel cannot be read");
-                return;
-            }
-        };
-        let (message, descriptors) = match message {
-            FromLauncher::Network { call, policy, passages, ceiling } => {
-                match Sockets::from_list(descriptors) {
-                    Some(sockets) => egress.open(call, Opening { policy, passages, ceiling }, sockets),
-                    // Nobody answers or accepts then: the call is let out to nobody.
-                    None => tracing::error!(%call, "the launcher handed over too few sockets"),
-                }
-                continue;
-            }
-            other => (other, descriptors),
-        };
-        let mut network = None;
-        let key = match &message {
-            FromLauncher::Admitted { job, .. } | FromLauncher::Rejected { job, .. } => Key::Admission(*job),
-            FromLauncher::Ended { call, .. } => {
-                network = egress.end(*call);
-                Key::End(*call)
-            }
-            FromLauncher::Handover { call } => Key::Handover(*call),
-            FromLauncher::Sealed { call, .. } => Key::Evidence(*call),
-            FromLauncher::Signed { job, call, .. } => Key::Signature(*job, *call),
-            FromLauncher::Closed { job } => Key::Close(*job),
-            FromLauncher::Applied { call, .. } => Key::Application(*call),
-            FromLauncher::Leftovers { .. } => Key::Leftovers,
-            FromLauncher::Secrets { known } => {
-                if let Err(error) = redactor.add(known.clone()) {
-                    // Rather no calls than calls that show them.
-                    tracing::error!(%error, "the secrets cannot be looked for");
-                    return;
-                }
-                continue;
-            }
-            // Taken above.
-            FromLauncher::Network { .. } => continue,
-            FromLauncher::Reloaded { .. } => Key::Reload,
-            FromLauncher::Started { call, not_enforced } => {
-                tracing::debug!(%call, ?not_enforced, "the tool runs");
-                continue;
-            }
-            FromLauncher::Misuse { message, job, call } => {
-                tracing::error!(message, "the launcher could not follow");
-                pending.misused(message, *job, *call);
-                continue;
-            }
-        };
-        pending.answer(key, Ok(Told { message, descriptors, network }));
-    }
-}
-
-/// An answer that may come, and is waited for no longer than this value lives.
-struct Expected<'a> {
-    pending: &'a Pending,
-    key: Key,
-    answer: oneshot::Receiver<Answer>,
-}
-
-impl<'a> Expected<'a> {
-    fn new(pending: &'a Pending, key: Key) -> Result<Self, LinkError> {
-        let (sender, answer) = oneshot::channel();
-        pending.insert(key, sender)?;
-        Ok(Self { pending, key, answer })
-    }
-}
-
-impl Drop for Expected<'_> {
-    fn drop(&mut self) {
-        self.pending.forget(self.key);
-    }
-}
-
 /// Sends a `Stop` when the task that waits for a call is dropped.
 struct StopOnDrop<'a> {
     outbox: &'a Outbox,
@@ -529,55 +343,6 @@ impl Drop for AbortOnDrop {
     }
 }
 
-fn pipe() -> Result<(OwnedFd, OwnedFd), LinkError> {
-    rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-        .map_err(|error| LinkError::Exchange(format!("no pipe for the call's stdin: {error}")))
-}
-
-/// Writes the request, once it may be known, and closes the pipe. A tool that does not read it, or has ended, is no failure here.
-async fn feed_stdin(pipe: OwnedFd, bytes: Arc<[u8]>, recorded: Recorded) {
-    let written = async {
-        recorded.wait().await;
-        let mut pipe = tokio::net::unix::pipe::Sender::from_owned_fd(pipe)?;
-        pipe.write_all(&bytes).await
-    };
-    if let Err(error) = written.await
-        && error.kind() != io::ErrorKind::BrokenPipe
-    {
-        tracing::warn!(%error, "a tool's stdin could not be written");
-    }
-}
-
-/// Whether reading output takes less time than having another thread read it.
-fn is_short(files: &[File]) -> bool {
-    files.iter().all(|file| file.metadata().is_ok_and(|metadata| metadata.len() <= SHORT_OUTPUT))
-}
-
-/// What a call wrote: all of stdout up to [`STDOUT_LIMIT`], the end of stderr. An `exec` has no captured output.
-fn captured(files: Vec<File>) -> io::Result<(Vec<u8>, String)> {
-    let mut files = files.into_iter();
-    let stdout = match files.next() {
-        Some(file) => read_range(&file, 0, STDOUT_LIMIT)?,
-        None => Vec::new(),
-    };
-    let stderr = match files.next() {
-        Some(file) => {
-            let length = file.metadata()?.len();
-            read_range(&file, length.saturating_sub(STDERR_TAIL), STDERR_TAIL)?
-        }
-        None => Vec::new(),
-    };
-    Ok((stdout, String::from_utf8_lossy(&stderr).into_owned()))
-}
-
-/// Reads by offset: the descriptor shares its position with whoever wrote.
-fn read_range(file: &File, from: u64, limit: u64) -> io::Result<Vec<u8>> {
-    let length = file.metadata()?.len().saturating_sub(from).min(limit);
-    let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
-    file.read_exact_at(&mut bytes, from)?;
-    Ok(bytes)
-}
-
 fn sealed(message: FromLauncher) -> Result<Settled, LinkError> {
     match message {
         FromLauncher::Sealed { evidence, kept, .. } => Ok(Settled { evidence: *evidence, kept }),
@@ -602,11 +367,12 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::fd::AsFd;
 
-    use sandbox::protocol::channel::{Channel, pair};
+    use sandbox::protocol::channel::{Channel, Received, pair};
     use toolproto::code::Code;
     use toolproto::receipt::{Outcome, OutcomeKind, Usage};
 
     use super::*;
+    use crate::launch::Recorded;
 
     fn ends() -> (LauncherLink, Channel) {
         let (ours, theirs) = pair().unwrap();
