@@ -7,7 +7,9 @@
 //! Inside stands the launcher's own [`Evidence`]: what the privileged side saw and measured itself, beside the digests
 //! that the unprivileged daemon supplied, marked as claims.
 
-use data_encoding::BASE64;
+mod envelope;
+mod workspace;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -15,26 +17,18 @@ use crate::code::Code;
 use crate::digest::{CanonicalError, Digest, canonical_json};
 use crate::ids::{CallId, JobId};
 
+pub use self::envelope::{Envelope, EnvelopeError, PAYLOAD_TYPE, Signature, key_id, pre_authentication_encoding};
+pub use self::workspace::{Change, EntryKind, EntryState, WorkspaceChange, WorkspaceState, escape_path};
+
 /// The `predicateType` of a receipt.
 pub const PREDICATE_TYPE: &str = "https://agentd.dev/receipt/v1";
 /// The `predicateType` of the sealing receipt that closes a job's chain.
 pub const SEAL_PREDICATE_TYPE: &str = "https://agentd.dev/seal/v1";
 /// The `_type` of an in-toto Statement v1.
 pub const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
-/// The DSSE `payloadType` of in-toto statements.
-pub const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
-
 /// What stands before an evidence record's canonical JSON when it is signed, so that no signature over evidence can be
 /// taken for one over an envelope.
 pub const EVIDENCE_DOMAIN: &[u8] = b"agentd evidence v1\n";
-
-/// The bytes that a DSSE signature covers: the pre-authentication encoding of the DSSE specification, version 1.
-#[must_use]
-pub fn pre_authentication_encoding(payload_type: &str, payload: &[u8]) -> Vec<u8> {
-    let mut encoded = format!("DSSEv1 {} {payload_type} {} ", payload_type.len(), payload.len()).into_bytes();
-    encoded.extend_from_slice(payload);
-    encoded
-}
 
 /// The bytes that the launcher's signature over an evidence record covers: [`EVIDENCE_DOMAIN`], then the record's
 /// canonical JSON.
@@ -45,13 +39,6 @@ pub fn evidence_signing_bytes(record: &Evidence) -> Result<Vec<u8>, CanonicalErr
     let mut bytes = EVIDENCE_DOMAIN.to_vec();
     bytes.extend(canonical_json(record)?);
     Ok(bytes)
-}
-
-/// The id of an Ed25519 public key: `ed25519:` and the first 16 bytes of the sha256 of its 32 bytes, in hexadecimal.
-#[must_use]
-pub fn key_id(public_key: &[u8; 32]) -> String {
-    let digest = Digest::sha256(public_key);
-    format!("ed25519:{}", data_encoding::HEXLOWER.encode(&digest.as_bytes()[..16]))
 }
 
 /// What became of the call's process.
@@ -134,137 +121,6 @@ pub struct Usage {
     /// Bytes received through egress.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub net_received: Option<u64>,
-}
-
-/// What kind of file an entry is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum EntryKind {
-    /// A regular file.
-    File,
-    /// A directory.
-    Directory,
-    /// A symbolic link.
-    Symlink,
-    /// A named pipe.
-    Fifo,
-    /// A Unix socket.
-    Socket,
-    /// A character device.
-    CharDevice,
-    /// A block device.
-    BlockDevice,
-}
-
-/// One version of an entry.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EntryState {
-    /// What kind of file it is.
-    #[serde(rename = "type")]
-    pub kind: EntryKind,
-    /// Permission bits, as an octal string such as `0644`.
-    pub mode: String,
-    /// The digest of a file's content or a symlink's target; absent for other kinds.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub digest: Option<Digest>,
-    /// A file's length, a symlink's target length.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub bytes: Option<u64>,
-}
-
-/// One entry that differs between before and after.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Change {
-    /// The path below the workspace, escaped as [`escape_path`] does.
-    pub path: String,
-    /// The version before; absent when created.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub old: Option<EntryState>,
-    /// The version after; absent when deleted.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub new: Option<EntryState>,
-}
-
-/// What became of the call's effect on the workspace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WorkspaceState {
-    /// All changes are in the workspace.
-    Committed,
-    /// None of them are.
-    Discarded,
-    /// The call could not change it.
-    ReadOnly,
-    /// The call had no workspace, or an empty one that was thrown away.
-    None,
-    /// The call wrote to it directly: what it changed stays, whatever the outcome.
-    Direct,
-    /// A conflict with changes from outside; both versions are kept.
-    Conflict,
-    /// An earlier state was restored.
-    RolledBack,
-}
-
-/// The workspace's part of a receipt.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorkspaceChange {
-    /// What became of the call's effect.
-    pub state: WorkspaceState,
-    /// The tree's digest before the call; absent without a workspace.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub before: Option<Digest>,
-    /// The tree's digest after the call.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub after: Option<Digest>,
-    /// Entries that exist after and not before, by path.
-    #[serde(default)]
-    pub created: Vec<Change>,
-    /// Entries that differ, by path.
-    #[serde(default)]
-    pub modified: Vec<Change>,
-    /// Entries that exist before and not after, by path.
-    #[serde(default)]
-    pub deleted: Vec<Change>,
-    /// Entries that changed between calls by nobody agentd knows, by path.
-    #[serde(default)]
-    pub unattributed: Vec<Change>,
-}
-
-impl WorkspaceChange {
-    /// For a call without a workspace.
-    #[must_use]
-    pub const fn none() -> Self {
-        Self {
-            state: WorkspaceState::None,
-            before: None,
-            after: None,
-            created: Vec::new(),
-            modified: Vec::new(),
-            deleted: Vec::new(),
-            unattributed: Vec::new(),
-        }
-    }
-
-    /// Whether it proves what the call did to the workspace: where something of the call may be in it, the trees before and after
-    /// are known, and what differs between them.
-    #[must_use]
-    pub fn is_attested(&self) -> bool {
-        match self.state {
-            WorkspaceState::None | WorkspaceState::ReadOnly | WorkspaceState::Discarded | WorkspaceState::Conflict => {
-                true
-            }
-            WorkspaceState::Committed | WorkspaceState::Direct | WorkspaceState::RolledBack => {
-                let trees = self.before.zip(self.after);
-                trees.is_some_and(|(before, after)| before == after || self.is_changed())
-            }
-        }
-    }
-
-    /// Whether the call left the tree other than it was.
-    #[must_use]
-    pub const fn is_changed(&self) -> bool {
-        !(self.created.is_empty() && self.modified.is_empty() && self.deleted.is_empty())
-    }
 }
 
 /// One thing that was refused during the call.
@@ -570,121 +426,6 @@ impl Statement<Receipt> {
             predicate: receipt,
         }
     }
-}
-
-/// One signature of an envelope.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Signature {
-    /// The key's id.
-    pub keyid: String,
-    /// base64.
-    pub sig: String,
-}
-
-/// A DSSE envelope (<https://github.com/secure-systems-lab/dsse>).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Envelope {
-    /// The statement, base64.
-    pub payload: String,
-    /// [`PAYLOAD_TYPE`].
-    #[serde(rename = "payloadType")]
-    pub payload_type: String,
-    /// Empty until receipts are signed.
-    pub signatures: Vec<Signature>,
-}
-
-/// An envelope that cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum EnvelopeError {
-    /// The payload is not base64.
-    #[error("the envelope's payload is not base64")]
-    Payload(#[source] data_encoding::DecodeError),
-    /// The payload is not a statement.
-    #[error("the envelope's payload is not a receipt statement")]
-    Statement(#[source] serde_json::Error),
-}
-
-impl Envelope {
-    /// An unsigned envelope around a statement's canonical JSON.
-    ///
-    /// # Errors
-    /// When the statement has no canonical form.
-    pub fn unsigned<P: Serialize>(statement: &Statement<P>) -> Result<Self, CanonicalError> {
-        let payload = canonical_json(statement)?;
-        Ok(Self { payload: BASE64.encode(&payload), payload_type: PAYLOAD_TYPE.to_owned(), signatures: Vec::new() })
-    }
-
-    /// The payload's bytes.
-    ///
-    /// # Errors
-    /// When they are not base64.
-    pub fn payload_bytes(&self) -> Result<Vec<u8>, EnvelopeError> {
-        BASE64.decode(self.payload.as_bytes()).map_err(EnvelopeError::Payload)
-    }
-
-    /// The receipt inside.
-    ///
-    /// # Errors
-    /// When the payload is not a receipt's statement.
-    pub fn receipt(&self) -> Result<Receipt, EnvelopeError> {
-        let statement: Statement<Receipt> =
-            serde_json::from_slice(&self.payload_bytes()?).map_err(EnvelopeError::Statement)?;
-        Ok(statement.predicate)
-    }
-
-    /// The statement inside, whatever its predicate.
-    ///
-    /// # Errors
-    /// When the payload is not JSON.
-    pub fn statement(&self) -> Result<serde_json::Value, EnvelopeError> {
-        serde_json::from_slice(&self.payload_bytes()?).map_err(EnvelopeError::Statement)
-    }
-
-    /// The bytes that a signature of this envelope covers.
-    ///
-    /// # Errors
-    /// When the payload is not base64.
-    pub fn signing_bytes(&self) -> Result<Vec<u8>, EnvelopeError> {
-        Ok(pre_authentication_encoding(&self.payload_type, &self.payload_bytes()?))
-    }
-
-    /// The digest that the next receipt of the job names as `previous`: sha256 of the envelope's canonical JSON.
-    ///
-    /// # Errors
-    /// Never in practice: an envelope holds only strings.
-    pub fn digest(&self) -> Result<Digest, CanonicalError> {
-        Digest::of_json(self)
-    }
-}
-
-/// A path as it stands in change lists: UTF-8 as it is, except that a backslash, control characters and bytes that are
-/// not UTF-8 become `\xHH`, so that every path is one line of text and none collides with another.
-#[must_use]
-pub fn escape_path(raw: &[u8]) -> String {
-    let mut escaped = String::with_capacity(raw.len());
-    for chunk in raw.utf8_chunks() {
-        for character in chunk.valid().chars() {
-            if character == '\\' || character.is_control() {
-                let mut buffer = [0; 4];
-                for byte in character.encode_utf8(&mut buffer).bytes() {
-                    push_hex(&mut escaped, byte);
-                }
-            } else {
-                escaped.push(character);
-            }
-        }
-        for byte in chunk.invalid() {
-            push_hex(&mut escaped, *byte);
-        }
-    }
-    escaped
-}
-
-fn push_hex(text: &mut String, byte: u8) {
-    text.push_str("\\x");
-    text.push_str(&data_encoding::HEXLOWER.encode(&[byte]));
 }
 
 #[cfg(test)]
