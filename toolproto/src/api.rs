@@ -26,7 +26,7 @@ pub const API_VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReceiptList {
-    /// [`API_VERSION`].
+    /// The version of this form: 1.
     pub version: u32,
     /// The job's envelopes in the order of its calls, the sealing receipt last once the job has ended.
     pub receipts: Vec<Envelope>,
@@ -59,7 +59,7 @@ pub struct KeyView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct KeyList {
-    /// [`API_VERSION`].
+    /// The version of this form: 1.
     pub version: u32,
     /// The keys, the one in use first, former ones after it, newest first; empty until receipts are signed.
     pub keys: Vec<KeyView>,
@@ -69,7 +69,7 @@ pub struct KeyList {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Health {
-    /// [`API_VERSION`].
+    /// The version of this form: 1.
     pub version: u32,
     /// `ok`, or `stopping`.
     pub status: String,

@@ -15,7 +15,7 @@ use crate::reply::Artifact;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CallRequest {
-    /// [`API_VERSION`](super::API_VERSION).
+    /// The version of this form: 1.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1)))]
     pub version: u32,
     /// The tool.
@@ -64,7 +64,7 @@ pub struct RollbackReply {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CallReply {
-    /// [`API_VERSION`](super::API_VERSION).
+    /// The version of this form: 1.
     pub version: u32,
     /// The implicit job of this one call.
     pub job_id: JobId,
@@ -89,7 +89,7 @@ pub struct CallReply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ExecRequest {
-    /// [`API_VERSION`](super::API_VERSION).
+    /// The version of this form: 1.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1)))]
     pub version: u32,
     /// The policy; it must say `adhoc = true`.
@@ -133,7 +133,7 @@ pub struct ExecFailure {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ExecEnd {
-    /// [`API_VERSION`](super::API_VERSION).
+    /// The version of this form: 1.
     pub version: u32,
     /// The implicit job of this one command.
     pub job_id: JobId,

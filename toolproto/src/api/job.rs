@@ -75,7 +75,7 @@ pub struct WaitingFor {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JobView {
-    /// [`API_VERSION`](super::API_VERSION).
+    /// The version of this form: 1.
     pub version: u32,
     /// The job.
     pub job_id: JobId,
@@ -118,7 +118,7 @@ pub struct JobView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JobPage {
-    /// [`API_VERSION`](super::API_VERSION).
+    /// The version of this form: 1.
     pub version: u32,
     /// The jobs.
     pub jobs: Vec<JobView>,
@@ -175,7 +175,7 @@ impl JobFilter {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EventView {
-    /// [`API_VERSION`](super::API_VERSION).
+    /// The version of this form: 1.
     pub version: u32,
     /// The event's number within the job, from 1; absent for events that are not kept (`model.delta`, `call.progress`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -306,7 +306,7 @@ impl EventBody {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Steered {
-    /// [`API_VERSION`](super::API_VERSION).
+    /// The version of this form: 1.
     pub version: u32,
     /// The job.
     pub job_id: JobId,

@@ -36,7 +36,7 @@ pub enum BreakerAction {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BreakerRequest {
-    /// [`API_VERSION`](super::API_VERSION).
+    /// The version of this form: 1.
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1)))]
     pub version: u32,
     /// What is to be done.
@@ -122,7 +122,7 @@ pub struct ExtensionView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ToolList {
-    /// [`API_VERSION`](super::API_VERSION).
+    /// The version of this form: 1.
     pub version: u32,
     /// The tools that the caller may use, by name.
     pub tools: Vec<ToolView>,
@@ -153,7 +153,7 @@ pub struct PolicyView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PolicyList {
-    /// [`API_VERSION`](super::API_VERSION).
+    /// The version of this form: 1.
     pub version: u32,
     /// The policies that the caller may use, by name.
     pub policies: Vec<PolicyView>,
