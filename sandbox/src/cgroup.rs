@@ -11,30 +11,30 @@
 //!
 //! Source: `Documentation/admin-guide/cgroup-v2.rst` of the kernel. Version 1 hierarchies are left alone.
 
+mod events;
+mod files;
+mod limits;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use toolproto::receipt::Denial;
-use toolproto::units::{Bytes, DiskRates};
 
+pub use self::events::Events;
+use self::files::{create, directories, is_empty, keyed, read, remove, remove_recursively, wait_until_empty, write};
+use self::limits::Limits;
 use crate::policy::CallLimits;
 use crate::protocol::SliceLimits;
 
 /// How long the sweep waits for the processes of one leftover to be gone. They die at once, but a sandbox's PID 1 is gone only
 /// when the host's PID 1 has reaped the tool that it inherited from a killed launcher, and not every host's is quick.
 const SWEEP_WAIT: Duration = Duration::from_secs(15);
-/// The period of cpu.max, in microseconds.
-const CPU_PERIOD: u64 = 100_000;
-/// The host's whole disks (sysfs(5)).
-const DISKS: &str = "/sys/block";
 
 /// A resource that cgroups limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -418,93 +418,6 @@ pub struct LeafUsage {
     pub io_write: Option<u64>,
 }
 
-/// Which limits were hit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Events {
-    /// Processes killed because memory.max was reached.
-    pub oom_kills: u64,
-    /// How often it was slowed down and its memory reclaimed because memory.high was exceeded.
-    pub slowed: u64,
-    /// Forks refused because pids.max was reached.
-    pub forks_refused: u64,
-    /// Whether a private file system was full at the end, as the sandbox's PID 1 saw it.
-    pub no_space: bool,
-}
-
-impl Events {
-    /// The limits that were hit, with the rules that would raise them.
-    #[must_use]
-    pub fn denials(&self) -> Vec<Denial> {
-        let limit = |hit: u64, detail: &str, key: &str| {
-            (hit > 0).then(|| Denial::seen("limit", format!("{detail} ({hit} times)"), format!("[limits] {key}")))
-        };
-        let memory = limit(self.oom_kills, "memory: processes were killed", "memory");
-        let high = limit(self.slowed, "memory_high: processes were slowed down and memory reclaimed", "memory_high");
-        let pids = limit(self.forks_refused, "pids: processes could not be started", "pids");
-        memory.into_iter().chain(high).chain(pids).collect()
-    }
-
-    fn read(directory: &Path) -> Self {
-        // memory.events counts the whole subtree, .local only what this cgroup's own limit did.
-        let oom_kills = keyed(&directory.join("memory.events.local"), "oom_kill").unwrap_or(0);
-        let slowed = keyed(&directory.join("memory.events.local"), "high").unwrap_or(0);
-        let forks_refused = keyed(&directory.join("pids.events.local"), "max")
-            .or_else(|| keyed(&directory.join("pids.events"), "max"))
-            .unwrap_or(0);
-        Self { oom_kills, slowed, forks_refused, no_space: false }
-    }
-}
-
-struct Limits {
-    cpu_milli: Option<u64>,
-    memory: Option<Bytes>,
-    memory_high: Option<Bytes>,
-    swap: Option<Bytes>,
-    pids: Option<u32>,
-    io: DiskRates,
-}
-
-impl Limits {
-    /// Writes what the controllers at hand can keep; whether the rest may be let go is the plan's decision.
-    fn write(&self, directory: &Path, controllers: &BTreeSet<Controller>) -> Result<(), CgroupError> {
-        let set = |controller, file: &str, value: Option<String>| match value {
-            Some(value) if controllers.contains(&controller) => write(&directory.join(file), &value),
-            _ => Ok(()),
-        };
-        set(Controller::Memory, "memory.max", self.memory.map(|bytes| bytes.0.to_string()))?;
-        set(Controller::Memory, "memory.high", self.memory_high.map(|bytes| bytes.0.to_string()))?;
-        // A kernel without swap accounting has no such file, and then no swap to limit.
-        if directory.join("memory.swap.max").exists() {
-            set(Controller::Memory, "memory.swap.max", self.swap.map(|bytes| bytes.0.to_string()))?;
-        }
-        set(Controller::Pids, "pids.max", self.pids.map(|pids| pids.to_string()))?;
-        if self.io.is_limited() && controllers.contains(&Controller::Io) {
-            limit_disks(directory, self.io)?;
-        }
-        set(
-            Controller::Cpu,
-            "cpu.max",
-            self.cpu_milli.map(|milli| format!("{} {CPU_PERIOD}", milli * CPU_PERIOD / 1000)),
-        )
-    }
-}
-
-/// Limits what goes from and to each disk: a call may read from one and write to another. `io.max` takes whole disks only, by
-/// their numbers.
-fn limit_disks(directory: &Path, rates: DiskRates) -> Result<(), CgroupError> {
-    let rate = |key: &str, bytes: Option<Bytes>| bytes.map(|bytes| format!(" {key}={}", bytes.0)).unwrap_or_default();
-    let rates = rate("rbps", rates.read) + &rate("wbps", rates.write);
-    for disk in entries(Path::new(DISKS))? {
-        let Ok(numbers) = fs::read_to_string(disk.join("dev")) else { continue };
-        match write(&directory.join("io.max"), &format!("{}{rates}", numbers.trim())) {
-            // It was taken out meanwhile, or is none to which anything goes, such as a loop device without a file.
-            Err(CgroupError::Write { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => {}
-            written => written?,
-        }
-    }
-    Ok(())
-}
-
 /// Asks for every controller that is there. One that is refused is missing from `cgroup.subtree_control` afterwards,
 /// which is where [`Tree::open`] looks.
 fn enable(directory: &Path) {
@@ -521,81 +434,6 @@ fn controllers_in(file: &Path) -> Result<BTreeSet<Controller>, CgroupError> {
         .into_iter()
         .filter(|controller| text.split_whitespace().any(|word| word == controller.as_str()))
         .collect())
-}
-
-fn keyed(file: &Path, key: &str) -> Option<u64> {
-    let text = fs::read_to_string(file).ok()?;
-    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
-}
-
-fn is_empty(directory: &Path) -> bool {
-    keyed(&directory.join("cgroup.events"), "populated") == Some(0)
-}
-
-fn wait_until_empty(directory: &Path, longest: Duration) -> Result<(), CgroupError> {
-    let deadline = Instant::now() + longest;
-    while !is_empty(directory) {
-        if Instant::now() >= deadline {
-            let source = io::Error::from(io::ErrorKind::TimedOut);
-            return Err(CgroupError::Remove { path: directory.to_owned(), source });
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
-}
-
-fn entries(path: &Path) -> Result<Vec<PathBuf>, CgroupError> {
-    let failed = |source| CgroupError::Read { path: path.to_owned(), source };
-    fs::read_dir(path).map_err(failed)?.map(|entry| Ok(entry.map_err(failed)?.path())).collect()
-}
-
-fn directories(path: &Path) -> Result<Vec<PathBuf>, CgroupError> {
-    let failed = |source| CgroupError::Read { path: path.to_owned(), source };
-    let mut found = Vec::new();
-    for entry in fs::read_dir(path).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        if entry.file_type().map_err(failed)?.is_dir() {
-            found.push(entry.path());
-        }
-    }
-    Ok(found)
-}
-
-/// Readable for everybody, whatever the launcher's umask: runtimes read their limits in their own cgroup.
-fn create(path: &Path) -> Result<(), CgroupError> {
-    let made = match fs::create_dir(path) {
-        Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(0o755)),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(error),
-    };
-    made.map_err(|source| CgroupError::Create { path: path.to_owned(), source })
-}
-
-fn remove_recursively(path: &Path) -> Result<(), CgroupError> {
-    // A slice is mostly empty by the time that it is removed.
-    if fs::remove_dir(path).is_ok() {
-        return Ok(());
-    }
-    for child in directories(path)? {
-        remove_recursively(&child)?;
-    }
-    remove(path)
-}
-
-fn remove(path: &Path) -> Result<(), CgroupError> {
-    fs::remove_dir(path).map_err(|source| CgroupError::Remove { path: path.to_owned(), source })
-}
-
-fn read(path: &Path) -> Result<String, CgroupError> {
-    fs::read_to_string(path).map_err(|source| CgroupError::Read { path: path.to_owned(), source })
-}
-
-fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
-    fs::write(path, value).map_err(|source| CgroupError::Write {
-        path: path.to_owned(),
-        value: value.to_owned(),
-        source,
-    })
 }
 
 #[cfg(test)]
