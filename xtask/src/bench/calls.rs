@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
 use super::samples::{Samples, milliseconds};
-use super::{Bench, Row, client, source};
+use super::{Bench, Row, client, compile, source};
 use crate::demo::Daemon;
 use crate::example::Staged;
 use crate::{process, project, runtimes};
@@ -33,14 +33,16 @@ pub(super) fn install(staged: &Staged) -> Result<Vec<Echo>> {
         let program = match name {
             "echo_c" => {
                 let program = folder.join("echo");
-                process::run(
-                    Command::new("cc").args(["-O2", "-Wall", "-Werror", "-o"]).arg(&program).arg(folder.join("echo.c")),
-                )?;
+                compile(&folder.join("echo.c"), &program)?;
                 vec![program]
             }
             "echo_java" => {
                 let jar = folder.join("echo.jar");
-                crate::example::copy_file(&runtimes::jar(&[&runtimes::java_library(), &folder.join("src")], "Echo")?, &jar, 0o644)?;
+                crate::example::copy_file(
+                    &runtimes::jar(&[&runtimes::java_library(), &folder.join("src")], "Echo")?,
+                    &jar,
+                    0o644,
+                )?;
                 vec!["java".into(), "-jar".into(), jar]
             }
             "echo_bun" => {

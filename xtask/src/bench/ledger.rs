@@ -2,16 +2,14 @@
 //!
 //! The event is a person's message to a running job: it is acknowledged once it is on disk, and needs neither model nor tool.
 
-use std::fs::{self, File};
-use std::io::Write as _;
-use std::path::Path;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
 
 use super::client::Client;
+use super::disk::Disk;
 use super::rate::together;
 use super::{Bench, Row, waiting};
 
@@ -41,13 +39,14 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
         for job in ids {
             clients.push((format!("/v1/jobs/{job}/messages"), Mutex::new(Client::connect(daemon.socket())?)));
         }
-        let disk_before = disk_rate(&bench.staged.state())?;
+        let mut disk = Disk::of(&bench.staged.state(), BLOCK)?;
+        let disk_before = disk.rate(DISK)?;
         let sent = together(jobs, EVENTS.div_ceil(jobs), |client| {
             let (path, client) = clients.get(client).context("there is no such client")?;
             let mut client = client.lock().ok().context("another client panicked")?;
             client.request("POST", path, &json!({"text": "go on"}))
         })?;
-        let disk = f64::midpoint(disk_before, disk_rate(&bench.staged.state())?);
+        let disk = f64::midpoint(disk_before, disk.rate(DISK)?);
         drop(clients);
         drop(daemon);
         bench.model.set_open(true);
@@ -64,20 +63,4 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
         ));
     }
     Ok(rows)
-}
-
-/// How often per second a block is appended to a file of that directory's file system and durable.
-fn disk_rate(directory: &Path) -> Result<f64> {
-    let path = directory.join("disk");
-    let mut file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
-    let (block, start) = (vec![1; BLOCK], Instant::now());
-    let mut count = 0_u32;
-    while start.elapsed() < DISK {
-        file.write_all(&block)?;
-        file.sync_data()?;
-        count += 1;
-    }
-    let took = start.elapsed();
-    fs::remove_file(&path)?;
-    Ok(f64::from(count) / took.as_secs_f64())
 }

@@ -8,6 +8,7 @@
 mod at_once;
 mod calls;
 mod client;
+mod disk;
 mod egress;
 mod far_end;
 mod jobs;
@@ -27,6 +28,7 @@ mod waiting;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -221,4 +223,9 @@ fn machine() -> Result<String> {
 /// A folder of the bench's own files in the checkout.
 fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("bench").join(name)
+}
+
+/// Compiles a program in C.
+fn compile(source: &Path, program: &Path) -> Result<()> {
+    process::run(Command::new("cc").args(["-O2", "-Wall", "-Werror", "-o"]).arg(program).arg(source))
 }
