@@ -179,12 +179,20 @@ pub(crate) fn answers(socket: &Path) -> bool {
     ask().is_ok_and(|start| start == b"HTTP/1.1 200")
 }
 
+/// The file that every directory of cgroup v2 has, and none of version 1.
+const CONTROLLERS: &str = "cgroup.controllers";
+
+/// Where cgroup v2 is mounted, alone or beside version 1.
+pub(crate) fn cgroup_root() -> Option<&'static Path> {
+    ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+        .map(Path::new)
+        .into_iter()
+        .find(|root| root.join(CONTROLLERS).is_file())
+}
+
 /// Which of the controllers that limits need this host does not offer through cgroup v2.
 fn missing_controllers() -> Vec<&'static str> {
-    let offered = ["/sys/fs/cgroup/cgroup.controllers", "/sys/fs/cgroup/unified/cgroup.controllers"]
-        .iter()
-        .find_map(|file| fs::read_to_string(file).ok())
-        .unwrap_or_default();
+    let offered = cgroup_root().and_then(|root| fs::read_to_string(root.join(CONTROLLERS)).ok()).unwrap_or_default();
     ["cpu", "memory", "pids"].into_iter().filter(|name| !offered.split_whitespace().any(|one| one == *name)).collect()
 }
 

@@ -24,7 +24,7 @@ pub(super) fn measure(bench: &Bench, daemon: &Daemon, with_bwrap: bool) -> Resul
     eprintln!("launches of `true`, {CLIENTS} at once, {each} each");
     let plain = together(CLIENTS, each, |_| launch::timed(&mut Command::new("/usr/bin/true")))?;
     let mut rows =
-        vec![Row::new(format!("plain fork and exec of `true`, {CLIENTS} at once"), text(&plain), "the floor")];
+        vec![Row::new(format!("plain fork and exec of `true`, {CLIENTS} at once"), text(&plain), launch::BASE)];
     if with_bwrap {
         let wrapped = || launch::timed(Command::new("bwrap").args(BWRAP.split_whitespace()));
         let wrapped = together(CLIENTS, each, |_| wrapped())?;

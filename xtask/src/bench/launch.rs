@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use data_encoding::BASE64;
 use serde_json::Value;
 
+use super::floor::{self, Floor};
 use super::samples::{Samples, milliseconds};
 use super::sandboxes::{self, Sandboxes};
 use super::{Bench, Row, at_once};
@@ -15,6 +16,8 @@ use crate::process;
 
 /// How often a sandbox is started that takes long.
 const SLOW_ROUNDS: usize = 25;
+/// What a row says that others are compared with.
+pub(super) const BASE: &str = "what the others are held against";
 
 /// Measures in turns, so that whatever else the machine does meets all alike.
 pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
@@ -22,6 +25,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let mut sandboxes = sandboxes::find(&bench.folder)?;
     let Sandboxes { found, missing, .. } = &mut sandboxes;
     let rounds = bench.effort.rounds;
+    let floor = Floor::measure(bench, &daemon);
     eprintln!("launches of `true`, {rounds} rounds");
     let receipt = bench.folder.join("launch.receipt");
     let (mut plain, mut whole, mut inside) = <(Samples, Samples, Samples)>::default();
@@ -41,7 +45,8 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let bwrap = found.iter().position(|sandbox| sandbox.name == sandboxes::BUBBLEWRAP);
     let bwrap = bwrap.and_then(|index| others.get(index));
     let mut rows = vec![
-        Row::new("plain fork and exec of `true`", plain.text(), "the floor"),
+        Row::new("plain fork and exec of `true`", plain.text(), BASE),
+        floor::row(&floor),
         Row::new(
             "the launch alone: launcher's first step until the cgroup is empty",
             inside.text(),
@@ -68,14 +73,14 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
 }
 
 fn compared(samples: &Samples, plain: &Samples, bwrap: Option<&Samples>) -> String {
-    let floor = format!(
+    let beside_plain = format!(
         "{:.1} × plain (+{:.2} ms)",
         samples.times(plain),
         milliseconds(samples.p50().saturating_sub(plain.p50()))
     );
     match bwrap {
-        Some(bwrap) => format!("{:.2} × bwrap, {floor}", samples.times(bwrap)),
-        None => floor,
+        Some(bwrap) => format!("{:.2} × bwrap, {beside_plain}", samples.times(bwrap)),
+        None => beside_plain,
     }
 }
 

@@ -11,6 +11,7 @@ mod client;
 mod disk;
 mod egress;
 mod far_end;
+mod floor;
 mod jobs;
 mod launch;
 mod ledger;

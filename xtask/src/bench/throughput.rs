@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 
 use super::rate::together;
 use super::samples::Samples;
-use super::{Bench, Row, calls};
+use super::{Bench, Row, calls, floor, launch};
 use crate::process;
 
 /// How many clients call at once, and how many processes are started ahead: the most that there are.
@@ -28,6 +28,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let each = bench.effort.rounds.div_ceil(4);
     eprintln!("{CLIENTS} clients, {each} calls each");
     let plain = together(CLIENTS, each, |_| echo.plain())?;
+    let floor = floor::rate(bench, &daemon, CLIENTS, each);
     let cold = together(CLIENTS, each, |_| calls::call(daemon.socket(), echo.name()))?;
 
     eprintln!("{BURSTS} bursts of {CLIENTS} calls");
@@ -48,11 +49,20 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     }
     #[expect(clippy::cast_precision_loss, reason = "sixteen")]
     let rate = |samples: &Samples| CLIENTS as f64 / samples.p50().as_secs_f64();
+    let (measured_floor, floor_against) = match &floor {
+        Ok(rate) => (format!("{rate:.0} per second"), format!("{:.2} × plain's rate", rate / plain.rate())),
+        Err(error) => ("not measured".to_owned(), format!("{error:#}")),
+    };
     Ok(vec![
         Row::new(
             format!("plain starts of the C tool per second, {CLIENTS} clients"),
             format!("{:.0} per second", plain.rate()),
-            "the floor",
+            launch::BASE,
+        ),
+        Row::new(
+            format!("the kernel's floor: its operations of such a launch by {CLIENTS} processes"),
+            measured_floor,
+            floor_against,
         ),
         Row::new(
             format!("sandboxed calls per second, {CLIENTS} clients, C tool"),
