@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
+use super::disk::{self, Disk};
+use super::floor::Floor;
+use super::goal::{Goal, OF_FLOOR};
 use super::samples::{Samples, milliseconds};
 use super::{Bench, Row, client, compile, source};
 use crate::demo::Daemon;
@@ -79,15 +82,22 @@ fn warm(name: &str) -> String {
 /// Measures each tool in turns with its plain twins.
 pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let daemon = bench.daemon("calls", "")?;
-    let rows: Result<Vec<_>> = bench.echoes.iter().map(|echo| one(&daemon, echo, bench.effort.rounds)).collect();
-    Ok(rows?.into_iter().flatten().collect())
+    let floor = Floor::measure(bench, &daemon).inspect_err(|error| eprintln!("without a floor: {error:#}")).ok();
+    let mut disk = Disk::of(&bench.staged.state(), disk::BLOCK_OF_CALL)?;
+    let mut rows = Vec::new();
+    for echo in &bench.echoes {
+        rows.extend(one(&daemon, echo, bench.effort.rounds, &mut disk, floor.as_ref())?);
+    }
+    Ok(rows)
 }
 
-fn one(daemon: &Daemon, echo: &Echo, rounds: usize) -> Result<[Row; 2]> {
+fn one(daemon: &Daemon, echo: &Echo, rounds: usize, disk: &mut Disk, floor: Option<&Floor>) -> Result<[Row; 2]> {
     eprintln!("calls of {}, {rounds} rounds", echo.name);
-    let (mut plain, mut called, mut served, mut floor) = <(Samples, Samples, Samples, Samples)>::default();
+    let (mut plain, mut called, mut served, mut unconfined) = <(Samples, Samples, Samples, Samples)>::default();
+    let mut durable = Samples::default();
     for _ in 0..rounds {
         process::check_interrupt()?;
+        durable.push(disk.append()?);
         plain.push(echo.plain()?);
         let start = Instant::now();
         call(daemon.socket(), echo.name)?;
@@ -95,27 +105,60 @@ fn one(daemon: &Daemon, echo: &Echo, rounds: usize) -> Result<[Row; 2]> {
         // It gets as much time to start as the process that the daemon starts ahead.
         let waiting = echo.start()?;
         served.push(warm_call(daemon.socket(), &warm(echo.name))?);
-        floor.push(waiting.serve()?);
+        unconfined.push(waiting.serve()?);
     }
-    let more = |samples: &Samples, than: &Samples| milliseconds(samples.p50().saturating_sub(than.p50()));
+    let more = |samples: &Samples, than: &Samples| samples.p50().saturating_sub(than.p50());
+    let cold_goal = cold_goal(echo.name, &called, &plain, &durable, floor);
     let cold = Row::new(
         format!("`POST /v1/calls`, cold, `{}`", echo.name),
         called.text(),
-        format!("{:.2} × plain ({}), +{:.2} ms", called.times(&plain), plain.text(), more(&called, &plain)),
+        format!(
+            "{:.2} × plain ({}), +{:.2} ms{}",
+            called.times(&plain),
+            plain.text(),
+            milliseconds(more(&called, &plain)),
+            cold_goal.map(|goal| format!("; {goal}")).unwrap_or_default()
+        ),
+    );
+    let own = more(&served, &unconfined);
+    let warm_goal = (
+        format!("{} ms + {}", OVER_OWN_WORK.as_millis(), disk::waited_by_call_text(&durable)),
+        OVER_OWN_WORK + disk::waited_by_call(&durable),
     );
     let warm = Row::new(
         format!("`POST /v1/calls`, warm, `{}`", echo.name),
         served.text(),
         format!(
-            "{:.2} × cold, {:.2} × plain; +{:.2} ms over the same program waiting without a sandbox, request to exit ({}), \
-             goal: under 2 ms",
+            "{:.2} × cold, {:.2} × plain; +{:.2} ms over the same program waiting without a sandbox, request to exit ({}), {}",
             served.times(&called),
             served.times(&plain),
-            more(&served, &floor),
-            floor.text()
+            milliseconds(own),
+            unconfined.text(),
+            Goal::at_most(own, [warm_goal])
         ),
     );
     Ok([cold, warm])
+}
+
+/// The goal of a tool's cold calls; there is none for a program that is over in a millisecond.
+fn cold_goal(name: &str, called: &Samples, plain: &Samples, durable: &Samples, floor: Option<&Floor>) -> Option<Goal> {
+    let ratio = match name {
+        "echo_python" | "echo_java" => 1.3,
+        "echo_bun" => 1.5,
+        _ => return None,
+    };
+    let beside_plain = [(format!("{ratio} × plain"), plain.p50().mul_f64(ratio))];
+    let floor = floor.map(|floor| {
+        (
+            format!(
+                "{OF_FLOOR} × (plain + the sandbox's floor, {:.2} ms) + {}",
+                milliseconds(floor.beyond_plain()),
+                disk::waited_by_call_text(durable)
+            ),
+            (plain.p50() + floor.beyond_plain()).mul_f64(OF_FLOOR) + disk::waited_by_call(durable),
+        )
+    });
+    Some(Goal::at_most(called.p50(), beside_plain.into_iter().chain(floor)))
 }
 
 /// How long a call takes that finds a process started ahead. Those that find none yet are no samples.
@@ -142,6 +185,8 @@ pub(super) fn was_ahead(reply: &Value) -> Result<bool> {
     Ok(cgroup.context("a receipt without cgroup")?.contains("/warm-"))
 }
 
+/// How much longer a warm call may take than the tool's own work, besides what it waits for the disk.
+const OVER_OWN_WORK: Duration = Duration::from_millis(2);
 /// How often a call is tried until it finds a process started ahead.
 const TRIES: usize = 20;
 /// Longer than any of the runtimes needs to start on a machine that does nothing else.

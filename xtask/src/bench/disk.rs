@@ -7,6 +7,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
+use super::samples::{Samples, milliseconds};
+
+/// How often a direct call waits for the disk: for its begin, and for its receipts and its end together.
+const WRITES_PER_CALL: u32 = 2;
+/// What each of these appends, about.
+pub(super) const BLOCK_OF_CALL: usize = 4 << 10;
+
+/// What a direct call waits for the disk, by samples of a block's durable append.
+pub(super) fn waited_by_call(append: &Samples) -> Duration {
+    append.p50() * WRITES_PER_CALL
+}
+
+/// The same in words.
+pub(super) fn waited_by_call_text(append: &Samples) -> String {
+    format!("{WRITES_PER_CALL} durable writes, {:.2} ms", milliseconds(waited_by_call(append)))
+}
+
 /// A file that blocks are appended to; gone with this value.
 pub(super) struct Disk {
     path: PathBuf,

@@ -8,7 +8,9 @@ use anyhow::{Context as _, Result, bail};
 use data_encoding::BASE64;
 use serde_json::Value;
 
+use super::disk::{self, Disk};
 use super::floor::{self, Floor};
+use super::goal::{Goal, OF_FLOOR};
 use super::samples::{Samples, milliseconds};
 use super::sandboxes::{self, Sandboxes};
 use super::{Bench, Row, at_once};
@@ -28,7 +30,9 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let floor = Floor::measure(bench, &daemon);
     eprintln!("launches of `true`, {rounds} rounds");
     let receipt = bench.folder.join("launch.receipt");
+    let mut disk = Disk::of(&bench.staged.state(), disk::BLOCK_OF_CALL)?;
     let (mut plain, mut whole, mut inside) = <(Samples, Samples, Samples)>::default();
+    let (mut client, mut durable) = <(Samples, Samples)>::default();
     let mut others = vec![Samples::default(); found.len()];
     for round in 0..rounds {
         process::check_interrupt()?;
@@ -38,24 +42,32 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
                 samples.push(sandbox.launch()?);
             }
         }
+        client.push(timed(&mut daemon.agentctl(["--version"])?)?);
+        durable.push(disk.append()?);
         let mut exec = daemon.agentctl(["exec", "--policy", "strict", "--receipt"])?;
         whole.push(timed(exec.arg(&receipt).args(["--", "/usr/bin/true"]))?);
         inside.push(Times::of(&serde_json::from_slice(&fs::read(&receipt)?)?)?.span()?);
     }
     let bwrap = found.iter().position(|sandbox| sandbox.name == sandboxes::BUBBLEWRAP);
     let bwrap = bwrap.and_then(|index| others.get(index));
+    let goals = Goals { plain: &plain, bwrap, floor: floor.as_ref().ok(), client: &client, durable: &durable };
     let mut rows = vec![
         Row::new("plain fork and exec of `true`", plain.text(), BASE),
         floor::row(&floor),
         Row::new(
             "the launch alone: launcher's first step until the cgroup is empty",
             inside.text(),
-            compared(&inside, &plain, bwrap),
+            format!("{}; {}", compared(&inside, &plain, bwrap), goals.of_launch(&inside)),
         ),
         Row::new(
             "`agentctl exec --policy strict -- true`, client and receipt included",
             whole.text(),
-            compared(&whole, &plain, bwrap),
+            format!("{}; {}", compared(&whole, &plain, bwrap), goals.of_whole(&whole)),
+        ),
+        Row::new(
+            format!("an append of {} KiB and fdatasync, where the ledger lies", disk::BLOCK_OF_CALL >> 10),
+            durable.text(),
+            format!("in every call: {}", disk::waited_by_call_text(&durable)),
         ),
     ];
     rows.extend(found.iter().zip(&others).map(|(sandbox, samples)| {
@@ -70,6 +82,47 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     rows.extend(missing.iter().map(|missing| Row::new(missing.name, "not measured", missing.reason.as_str())));
     rows.extend(at_once::measure(bench, &daemon, bwrap.is_some())?);
     Ok(rows)
+}
+
+/// What a launch's goals depend on.
+struct Goals<'a> {
+    plain: &'a Samples,
+    bwrap: Option<&'a Samples>,
+    floor: Option<&'a Floor>,
+    /// `agentctl` that only says its version.
+    client: &'a Samples,
+    durable: &'a Samples,
+}
+
+impl Goals<'_> {
+    fn of_launch(&self, launch: &Samples) -> String {
+        let bwrap = self.bwrap.map(|bwrap| ("0.5 × bwrap".to_owned(), bwrap.p50().mul_f64(0.5)));
+        let floor = self.floor.map(|floor| (format!("{OF_FLOOR} × floor"), floor.launch().mul_f64(OF_FLOOR)));
+        let p50 = launch.p50();
+        let beside_plain = [("4 × plain".to_owned(), self.plain.p50() * 4)];
+        format!(
+            "{}; {}; p99: {}",
+            Goal::at_most(p50, bwrap.into_iter().chain(floor.clone())),
+            Goal::at_most(p50, beside_plain.into_iter().chain(floor)),
+            Goal::at_most(launch.quantile(0.99), [("3 × p50".to_owned(), p50 * 3)])
+        )
+    }
+
+    fn of_whole(&self, whole: &Samples) -> String {
+        let bwrap = self.bwrap.map(|bwrap| ("bwrap".to_owned(), bwrap.p50()));
+        let floor = self.floor.map(|floor| {
+            let started = floor.launch() + self.client.p50();
+            let waited = disk::waited_by_call_text(self.durable);
+            (
+                format!(
+                    "{OF_FLOOR} × (floor + `agentctl --version`, {:.2} ms) + {waited}",
+                    milliseconds(self.client.p50())
+                ),
+                started.mul_f64(OF_FLOOR) + disk::waited_by_call(self.durable),
+            )
+        });
+        Goal::at_most(whole.p50(), bwrap.into_iter().chain(floor)).to_string()
+    }
 }
 
 fn compared(samples: &Samples, plain: &Samples, bwrap: Option<&Samples>) -> String {

@@ -12,6 +12,7 @@ mod disk;
 mod egress;
 mod far_end;
 mod floor;
+mod goal;
 mod jobs;
 mod launch;
 mod ledger;

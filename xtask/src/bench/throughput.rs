@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
+use super::goal::Goal;
 use super::rate::together;
 use super::samples::Samples;
 use super::{Bench, Row, calls, floor, launch};
@@ -49,6 +50,8 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     }
     #[expect(clippy::cast_precision_loss, reason = "sixteen")]
     let rate = |samples: &Samples| CLIENTS as f64 / samples.p50().as_secs_f64();
+    let terms = [("0.25 × plain's rate".to_owned(), plain.rate() / 4.0)].into_iter();
+    let goal = Goal::at_least(cold.rate(), terms.chain(floor.as_ref().ok().map(of_floor)));
     let (measured_floor, floor_against) = match &floor {
         Ok(rate) => (format!("{rate:.0} per second"), format!("{:.2} × plain's rate", rate / plain.rate())),
         Err(error) => ("not measured".to_owned(), format!("{error:#}")),
@@ -67,7 +70,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
         Row::new(
             format!("sandboxed calls per second, {CLIENTS} clients, C tool"),
             format!("{:.0} per second", cold.rate()),
-            format!("{:.2} × plain's rate; each {}", cold.rate() / plain.rate(), cold.samples.text()),
+            format!("{:.2} × plain's rate; each {}; {goal}", cold.rate() / plain.rate(), cold.samples.text()),
         ),
         Row::new(
             format!("a burst of {CLIENTS} calls on {CLIENTS} processes that were started ahead"),
@@ -81,4 +84,8 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
             ),
         ),
     ])
+}
+
+fn of_floor(rate: &f64) -> (String, f64) {
+    ("2/3 × the floor's rate".to_owned(), rate * 2.0 / 3.0)
 }
