@@ -1,7 +1,7 @@
 /* What the kernel alone takes for a launch of `true` under the policy `strict`: each operation with the fewest system calls that
  * it can be done with, and all of them as one launch.
  *
- *   floor alone CGROUP ROUNDS BIND...              p50 of each operation in nanoseconds, in turns
+ *   floor alone CGROUP ROUNDS BIND...              p50 of each operation in nanoseconds, less what it has in common with others
  *   floor together CGROUP WORKERS EACH BIND...     launches per second of so many processes at once
  *
  * CGROUP is an empty cgroup v2 directory of the caller's, BIND what the sandbox sees of the host. Prints one JSON object. */
@@ -421,7 +421,7 @@ static void alone(size_t rounds) {
     }
     for (size_t i = 0; i < COUNT(OPERATIONS); i++) {
         int64_t own = p50[i] - (OPERATIONS[i].less < 0 ? 0 : p50[OPERATIONS[i].less]);
-        printf("%s\"%s\":%lld", i ? "," : "{", OPERATIONS[i].name, (long long)(own < 0 ? 0 : own));
+        printf("%s\"%s\":%lld", i ? "," : "{", OPERATIONS[i].name, (long long)own);
     }
     puts("}");
 }

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
 use super::disk::{self, Disk};
-use super::floor::Floor;
+use super::floor::{Floor, Meter};
 use super::goal::{Goal, OF_FLOOR};
 use super::samples::{Samples, milliseconds};
 use super::{Bench, Row, client, compile, source};
@@ -82,21 +82,31 @@ fn warm(name: &str) -> String {
 /// Measures each tool in turns with its plain twins.
 pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let daemon = bench.daemon("calls", "")?;
-    let floor = Floor::measure(bench, &daemon).inspect_err(|error| eprintln!("without a floor: {error:#}")).ok();
+    let meter = Meter::prepare(bench, &daemon);
+    let mut meter = meter.inspect_err(|error| eprintln!("without the kernel's floor: {error:#}")).ok();
     let mut disk = Disk::of(&bench.staged.state(), disk::BLOCK_OF_CALL)?;
     let mut rows = Vec::new();
     for echo in &bench.echoes {
-        rows.extend(one(&daemon, echo, bench.effort.rounds, &mut disk, floor.as_ref())?);
+        rows.extend(one(&daemon, echo, bench.effort.rounds, &mut disk, meter.as_mut())?);
     }
     Ok(rows)
 }
 
-fn one(daemon: &Daemon, echo: &Echo, rounds: usize, disk: &mut Disk, floor: Option<&Floor>) -> Result<[Row; 2]> {
+fn one(
+    daemon: &Daemon,
+    echo: &Echo,
+    rounds: usize,
+    disk: &mut Disk,
+    mut meter: Option<&mut Meter>,
+) -> Result<[Row; 2]> {
     eprintln!("calls of {}, {rounds} rounds", echo.name);
     let (mut plain, mut called, mut served, mut unconfined) = <(Samples, Samples, Samples, Samples)>::default();
     let mut durable = Samples::default();
     for _ in 0..rounds {
         process::check_interrupt()?;
+        if let Some(meter) = &mut meter {
+            meter.sample()?;
+        }
         durable.push(disk.append()?);
         plain.push(echo.plain()?);
         let start = Instant::now();
@@ -108,7 +118,8 @@ fn one(daemon: &Daemon, echo: &Echo, rounds: usize, disk: &mut Disk, floor: Opti
         unconfined.push(waiting.serve()?);
     }
     let more = |samples: &Samples, than: &Samples| samples.p50().saturating_sub(than.p50());
-    let cold_goal = cold_goal(echo.name, &called, &plain, &durable, floor);
+    let floor = meter.map(Meter::floor);
+    let cold_goal = cold_goal(echo.name, &called, &plain, &durable, floor.as_ref());
     let cold = Row::new(
         format!("`POST /v1/calls`, cold, `{}`", echo.name),
         called.text(),

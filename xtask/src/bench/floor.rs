@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use super::samples::milliseconds;
+use super::samples::{Samples, milliseconds};
 use super::{Bench, Row, compile, source};
 use crate::demo::{self, Daemon};
 use crate::process;
@@ -28,14 +28,79 @@ const OPERATIONS: [(&str, &str); 8] = [
     ("landlock", "Landlock"),
     ("seccomp", "seccomp"),
 ];
-/// How often each is done: some take microseconds more than what they are compared with, which few rounds do not show.
-const ROUNDS: usize = 400;
+/// How often each is done in one batch. A program that has just started pays for its own memory first.
+const ROUNDS: usize = 3;
 /// Places of a sandbox that show nothing of the host.
 const MADE: [&str; 6] = ["/proc", "/dev", "/tmp", "/sys", "/run", "/workspace"];
 /// How long a cgroup's last process may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What each operation takes, p50 without what it has in common with the others.
+/// Takes samples of the floor, in turns with whatever is held against it.
+pub(super) struct Meter {
+    program: PathBuf,
+    cgroup: Cgroup,
+    binds: Vec<PathBuf>,
+    batches: Vec<Batch>,
+}
+
+impl Meter {
+    /// Makes the program ready and tries it: a host that cannot do one of the operations has no floor.
+    pub(super) fn prepare(bench: &Bench, daemon: &Daemon) -> Result<Self> {
+        let program = bench.folder.join("floor");
+        compile(&source("floor.c"), &program)?;
+        // What a call really sees: the plan is the launcher's to make.
+        let mounts = ["exec", "--policy", "strict", "--", "cat", "/proc/self/mountinfo"];
+        let mounts = process::output(&mut daemon.agentctl(mounts)?)?;
+        let binds = binds(&mounts).into_iter().map(Path::to_owned).collect();
+        let meter = Self { program, cgroup: Cgroup::make()?, binds, batches: Vec::new() };
+        meter.run("alone", &[1])?;
+        Ok(meter)
+    }
+
+    /// Takes one batch of samples.
+    pub(super) fn sample(&mut self) -> Result<()> {
+        self.batches.push(Batch::parse(&self.run("alone", &[ROUNDS])?)?);
+        Ok(())
+    }
+
+    /// The floor by all samples since it was last asked for.
+    pub(super) fn floor(&mut self) -> Floor {
+        Floor::of(&std::mem::take(&mut self.batches))
+    }
+
+    /// Launches per second, by so many processes at once.
+    pub(super) fn rate(&self, processes: usize, each: usize) -> Result<f64> {
+        rate_in(&self.run("together", &[processes, each])?)
+    }
+
+    fn run(&self, what: &str, numbers: &[usize]) -> Result<String> {
+        let mut command = Command::new(&self.program);
+        command.arg(what).arg(&self.cgroup.0).args(numbers.iter().map(usize::to_string)).args(&self.binds);
+        process::output(&mut command)
+    }
+}
+
+/// Nanoseconds of each operation, without what it has in common with another: of what takes next to nothing, now and then less than
+/// none.
+struct Batch {
+    operations: [i64; OPERATIONS.len()],
+    together: i64,
+    bare_child: i64,
+}
+
+impl Batch {
+    fn parse(text: &str) -> Result<Self> {
+        let found: Value = serde_json::from_str(text).context("reading what the floor's program found")?;
+        let time = |name: &str| found[name].as_i64().with_context(|| format!("the floor's program found no `{name}`"));
+        let mut operations = [0; OPERATIONS.len()];
+        for (operation, (name, _)) in operations.iter_mut().zip(OPERATIONS) {
+            *operation = time(name)?;
+        }
+        Ok(Self { operations, together: time("together")?, bare_child: time("bare_child")? })
+    }
+}
+
+/// What each operation takes, p50.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Floor {
     operations: [Duration; OPERATIONS.len()],
@@ -46,23 +111,19 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    /// Measures it.
-    pub(super) fn measure(bench: &Bench, daemon: &Daemon) -> Result<Self> {
-        eprintln!("the kernel's operations, {ROUNDS} rounds");
-        Self::parse(&run(bench, daemon, "alone", &[ROUNDS])?)
-    }
-
-    fn parse(text: &str) -> Result<Self> {
-        let found: Value = serde_json::from_str(text).context("reading what the floor's program found")?;
-        let time = |name: &str| {
-            let nanoseconds = found[name].as_u64().with_context(|| format!("the floor's program found no `{name}`"))?;
-            Ok::<_, anyhow::Error>(Duration::from_nanos(nanoseconds))
+    fn of(batches: &[Batch]) -> Self {
+        let median = |time: &dyn Fn(&Batch) -> i64| {
+            let mut samples = Samples::default();
+            for batch in batches {
+                samples.push(Duration::from_nanos(time(batch).try_into().unwrap_or(0)));
+            }
+            samples.p50()
         };
-        let mut operations = [Duration::ZERO; OPERATIONS.len()];
-        for (operation, (name, _)) in operations.iter_mut().zip(OPERATIONS) {
-            *operation = time(name)?;
+        Self {
+            operations: std::array::from_fn(|index| median(&|batch| batch.operations.get(index).copied().unwrap_or(0))),
+            together: median(&|batch| batch.together),
+            bare_child: median(&|batch| batch.bare_child),
         }
-        Ok(Self { operations, together: time("together")?, bare_child: time("bare_child")? })
     }
 
     /// The whole launch: the sum.
@@ -95,7 +156,7 @@ impl Floor {
 
 const ROW: &str = "the kernel's floor of such a launch: each operation alone, p50";
 
-/// The line of the table: a host that cannot do one of the operations has no floor, but its launches are measured all the same.
+/// The line of the table.
 pub(super) fn row(floor: &Result<Floor>) -> Row {
     match floor {
         Ok(floor) => floor.row(),
@@ -103,28 +164,10 @@ pub(super) fn row(floor: &Result<Floor>) -> Row {
     }
 }
 
-/// Launches per second, by so many processes at once.
-pub(super) fn rate(bench: &Bench, daemon: &Daemon, processes: usize, each: usize) -> Result<f64> {
-    eprintln!("the kernel's operations as launches, {processes} at once, {each} each");
-    rate_in(&run(bench, daemon, "together", &[processes, each])?)
-}
-
 fn rate_in(text: &str) -> Result<f64> {
     let found: Value = serde_json::from_str(text).context("reading what the floor's program found")?;
     let number = |name: &str| found[name].as_f64().with_context(|| format!("the floor's program found no `{name}`"));
     Ok(number("launches")? * 1e9 / number("nanoseconds")?)
-}
-
-fn run(bench: &Bench, daemon: &Daemon, what: &str, numbers: &[usize]) -> Result<String> {
-    let program = bench.folder.join("floor");
-    compile(&source("floor.c"), &program)?;
-    // What a call really sees: the plan is the launcher's to make.
-    let mounts = ["exec", "--policy", "strict", "--", "cat", "/proc/self/mountinfo"];
-    let mounts = process::output(&mut daemon.agentctl(mounts)?)?;
-    let cgroup = Cgroup::make()?;
-    let mut command = Command::new(program);
-    command.arg(what).arg(&cgroup.0).args(numbers.iter().map(usize::to_string)).args(binds(&mounts));
-    process::output(&mut command)
 }
 
 /// What a sandbox sees of the host, by its list of mounts (proc(5), mountinfo). A mount below another comes with that.
@@ -186,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_launch_is_the_sum_of_its_operations() {
-        let floor = Floor::parse(FOUND).unwrap();
+        let floor = Floor::of(&[Batch::parse(FOUND).unwrap()]);
         assert_eq!(floor.launch(), Duration::from_micros(2000));
         assert_eq!(floor.beyond_plain(), Duration::from_micros(1400));
         assert_eq!(floor.together, Duration::from_micros(2500));
@@ -196,8 +239,19 @@ mod tests {
     }
 
     #[test]
+    fn what_costs_nothing_is_not_less_than_nothing() {
+        let batch = |nanoseconds: i64| {
+            let found = FOUND.replace("\"pid_namespace\":10000", &format!("\"pid_namespace\":{nanoseconds}"));
+            Batch::parse(&found).unwrap()
+        };
+        let launch = |batches: &[Batch]| Floor::of(batches).launch();
+        assert_eq!(launch(&[batch(-3000), batch(4000), batch(9000)]), Duration::from_micros(1994));
+        assert_eq!(launch(&[batch(-3000)]), Duration::from_micros(1990));
+    }
+
+    #[test]
     fn an_operation_that_is_missing_is_named() {
-        let error = Floor::parse(&FOUND.replace("landlock", "other")).unwrap_err();
+        let error = Batch::parse(&FOUND.replace("landlock", "other")).err().unwrap();
         assert!(error.to_string().contains("`landlock`"), "{error}");
         assert_eq!(row(&Err(error)).measured, "not measured");
     }

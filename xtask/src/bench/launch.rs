@@ -9,7 +9,7 @@ use data_encoding::BASE64;
 use serde_json::Value;
 
 use super::disk::{self, Disk};
-use super::floor::{self, Floor};
+use super::floor::{self, Floor, Meter};
 use super::goal::{Goal, OF_FLOOR};
 use super::samples::{Samples, milliseconds};
 use super::sandboxes::{self, Sandboxes};
@@ -27,7 +27,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let mut sandboxes = sandboxes::find(&bench.folder)?;
     let Sandboxes { found, missing, .. } = &mut sandboxes;
     let rounds = bench.effort.rounds;
-    let floor = Floor::measure(bench, &daemon);
+    let mut meter = Meter::prepare(bench, &daemon);
     eprintln!("launches of `true`, {rounds} rounds");
     let receipt = bench.folder.join("launch.receipt");
     let mut disk = Disk::of(&bench.staged.state(), disk::BLOCK_OF_CALL)?;
@@ -36,6 +36,9 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let mut others = vec![Samples::default(); found.len()];
     for round in 0..rounds {
         process::check_interrupt()?;
+        if let Ok(meter) = &mut meter {
+            meter.sample()?;
+        }
         plain.push(timed(&mut Command::new("/usr/bin/true"))?);
         for (sandbox, samples) in found.iter_mut().zip(&mut others) {
             if round < SLOW_ROUNDS || !sandbox.is_slow {
@@ -48,6 +51,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
         whole.push(timed(exec.arg(&receipt).args(["--", "/usr/bin/true"]))?);
         inside.push(Times::of(&serde_json::from_slice(&fs::read(&receipt)?)?)?.span()?);
     }
+    let floor = meter.map(|mut meter| meter.floor());
     let bwrap = found.iter().position(|sandbox| sandbox.name == sandboxes::BUBBLEWRAP);
     let bwrap = bwrap.and_then(|index| others.get(index));
     let goals = Goals { plain: &plain, bwrap, floor: floor.as_ref().ok(), client: &client, durable: &durable };

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
+use super::floor::Meter;
 use super::goal::Goal;
 use super::rate::together;
 use super::samples::Samples;
-use super::{Bench, Row, calls, floor, launch};
+use super::{Bench, Row, calls, launch};
 use crate::process;
 
 /// How many clients call at once, and how many processes are started ahead: the most that there are.
@@ -29,7 +30,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let each = bench.effort.rounds.div_ceil(4);
     eprintln!("{CLIENTS} clients, {each} calls each");
     let plain = together(CLIENTS, each, |_| echo.plain())?;
-    let floor = floor::rate(bench, &daemon, CLIENTS, each);
+    let floor = Meter::prepare(bench, &daemon).and_then(|meter| meter.rate(CLIENTS, each));
     let cold = together(CLIENTS, each, |_| calls::call(daemon.socket(), echo.name()))?;
 
     eprintln!("{BURSTS} bursts of {CLIENTS} calls");
