@@ -20,7 +20,7 @@ use rustix::process::{chdir, fchdir, pivot_root, umask};
 use toolproto::units::Bytes;
 
 use crate::plan::Place;
-use crate::sys::mount::{Attributes, make_private, set_attributes};
+use crate::sys::mount::{Attributes, set_attributes};
 
 /// Files of /proc that say or do something about the host. The tool may not read most of them anyway.
 const COVERED: [&str; 14] = [
@@ -210,12 +210,11 @@ pub(crate) fn go_to_start(place: Place) -> io::Result<()> {
 const DATA_ONLY: MountAttrFlags =
     MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV).union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
 
-/// A detached copy of the mounts at a bind's source, read-only and cut off from the host's.
+/// A detached copy of the mounts at a bind's source, read-only, and cut off from the host's as all mounts of this namespace are.
 fn open_source(entry: &Entry) -> io::Result<Option<OwnedFd>> {
     let Entry::Bind { source, .. } = entry else { return Ok(None) };
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
     let tree = open_tree(CWD, source, flags | OpenTreeFlags::AT_SYMLINK_NOFOLLOW)?;
-    make_private(tree.as_fd())?;
     set_attributes(tree.as_fd(), Attributes::READ_ONLY)?;
     Ok(Some(tree))
 }
@@ -350,11 +349,8 @@ fn make_place(target: &Path, directory: bool) -> io::Result<()> {
     if directory {
         return make_directories(target);
     }
-    make_parent(target)?;
-    match openat(CWD, target, OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC, Mode::from_raw_mode(0o444)) {
-        Ok(_) | Err(Errno::EXIST) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    made_below(target, || openat(CWD, target, flags, Mode::from_raw_mode(0o444)).map(drop))
 }
 
 fn make_parent(target: &Path) -> io::Result<()> {
@@ -362,13 +358,23 @@ fn make_parent(target: &Path) -> io::Result<()> {
 }
 
 fn make_directories(path: &Path) -> io::Result<()> {
-    let mut so_far = PathBuf::new();
-    for part in path {
-        so_far.push(part);
-        match mkdirat(CWD, &so_far, Mode::from_raw_mode(0o755)) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
-        }
+    if path.as_os_str().is_empty() {
+        return Ok(());
     }
-    Ok(())
+    made_below(path, || mkdirat(CWD, path, Mode::from_raw_mode(0o755)))
+}
+
+/// Makes something, and the directories above it where they are missing, which is mostly not so. What is there already will do.
+fn made_below(path: &Path, make: impl Fn() -> Result<(), Errno>) -> io::Result<()> {
+    let made = match make() {
+        Err(Errno::NOENT) => {
+            make_parent(path)?;
+            make()
+        }
+        made => made,
+    };
+    match made {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }

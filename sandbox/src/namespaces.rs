@@ -43,14 +43,19 @@ impl Namespaces {
         Self { loopback, ..self }
     }
 
-    /// Leaves them for new ones. A network that was furnished ahead is entered as it is.
+    /// Whether a network is among them in which loopback is up and nothing else is.
+    pub(crate) const fn have_bare_network(self) -> bool {
+        self.left.contains(UnshareFlags::NEWNET) && self.loopback
+    }
+
+    /// Leaves them for new ones. A network that was made ahead is entered as it is.
     pub(crate) fn enter(self, network: Option<BorrowedFd<'_>>) -> io::Result<()> {
         if let Some(network) = network {
             move_into_link_name_space(network, Some(LinkNameSpaceType::Network))?;
             return unshare(self.left - UnshareFlags::NEWNET);
         }
         unshare(self.left)?;
-        if self.left.contains(UnshareFlags::NEWNET) && self.loopback {
+        if self.have_bare_network() {
             loopback_up()?;
         }
         Ok(())

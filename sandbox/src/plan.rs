@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, OsString};
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use crate::landlock::{self, Tcp};
 use crate::mounts::{Entry, Root};
 use crate::namespaces::Namespaces;
 use crate::netns::Furnished;
+use crate::netns::bare::Bare;
 use crate::policy::{CallLimits, MADE_FILES, PathAccess, PathRule, Policy};
 use crate::protocol::LaunchFailure;
 use crate::rlimits::Rlimits;
@@ -115,6 +116,7 @@ pub struct Plan {
     pub(crate) root: Root,
     pub(crate) namespaces: Namespaces,
     pub(crate) network: Option<Furnished>,
+    bare: Option<Bare>,
     pub(crate) rlimits: Rlimits,
     pub(crate) landlock: landlock::Abi,
     pub(crate) access: landlock::Rules,
@@ -191,11 +193,28 @@ impl Plan {
             name_denials: has(Mechanism::SeccompNotify),
             view: inputs.view,
             network: inputs.network,
+            bare: None,
         })
     }
 }
 
 impl Plan {
+    /// Whether the tool makes itself a network with nothing in it but loopback.
+    #[must_use]
+    pub const fn makes_bare_network(&self) -> bool {
+        self.network.is_none() && self.bare.is_none() && self.namespaces.have_bare_network()
+    }
+
+    /// Has the tool enter such a network instead, which was made ahead.
+    pub fn enter_network(&mut self, bare: Bare) {
+        self.bare = Some(bare);
+    }
+
+    /// The network that was made ahead, if one was.
+    pub(crate) fn network_ahead(&self) -> Option<BorrowedFd<'_>> {
+        self.network.as_ref().map(Furnished::namespace).or_else(|| self.bare.as_ref().map(Bare::namespace))
+    }
+
     /// Paths in the workspace that can only be read.
     #[must_use]
     pub fn guarded(&self) -> &[PathBuf] {

@@ -15,7 +15,6 @@ use rustix::process::{Pid, setsid};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
 use crate::mounts::Scratch;
-use crate::netns::Furnished;
 use crate::plan::{Plan, View};
 use crate::seccomp::Confined;
 use crate::sys::process::{close_all_except, execve, reset_signals, set_stdio};
@@ -139,7 +138,7 @@ fn confine_and_exec(
     };
     at(Step::Session, reset_signals().and_then(|()| Ok(setsid()?)))?;
     at(Step::OutOfMemory, rlimits::be_first_to_go())?;
-    at(Step::Namespaces, plan.namespaces.enter(plan.network.as_ref().map(Furnished::namespace)))?;
+    at(Step::Namespaces, plan.namespaces.enter(plan.network_ahead()))?;
     at(Step::Mounts, mounts::enter(&plan.root, scratch, workspace))?;
     at(Step::Hostname, plan.namespaces.set_hostname("sandbox"))?;
     at(Step::Rlimits, plan.rlimits.set())?;

@@ -203,3 +203,24 @@ fn decode(payload: &str) -> Value {
     let bytes = data_encoding::BASE64.decode(payload.as_bytes()).unwrap();
     serde_json::from_slice(&bytes).unwrap()
 }
+
+#[test]
+fn every_command_has_a_network_that_nobody_has_used() {
+    needs!(requirement::root());
+    let site = Site::new();
+    let daemon = Daemon::start(&site);
+    // What a network keeps of those who were in it: how much went over its loopback.
+    let script = "import socket; read = lambda: open('/proc/net/dev').read().split('lo:')[1].split()[0]; before = read(); \
+                  socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x' * 100, ('127.0.0.1', 9)); \
+                  print(before, read())";
+    // More than are made ahead, one after the other, so that some are made ahead and some are not.
+    for _ in 0..8 {
+        let output = daemon.exec(&["--policy", "workspace"], &["python3", "-c", script], b"");
+        assert_eq!(output.status.code(), Some(0), "{}", shown(&output));
+        let text = out(&output);
+        let (before, after) = text.trim_end().split_once(' ').expect("two numbers");
+        assert_eq!(before, "0", "somebody was here before");
+        assert!(after.parse::<u64>().unwrap() > 100, "{text}");
+    }
+    daemon.stop();
+}

@@ -27,8 +27,9 @@ use super::warm::Waiting;
 use crate::catalog::Catalog;
 use crate::cgroup::{Leaf, Slice, Tree};
 use crate::config::Config;
-use crate::host::Host;
+use crate::host::{Host, Mechanism};
 use crate::launch::Running;
+use crate::netns::bare::{Bare, Bares};
 use crate::protocol::channel::{QueuedChannel, ReceiveError, Received, SendError};
 use crate::protocol::{FromLauncher, ToLauncher};
 
@@ -101,6 +102,8 @@ pub struct Service {
     calls: BTreeMap<CallId, Call>,
     /// What was started ahead.
     waiting: Waiting,
+    /// Networks that were made ahead.
+    networks: Bares,
     /// The cgroup of runtimes' probes, while there is one.
     probes: Option<Slice>,
     /// Sandboxes that the kernel does not let go, with their uids.
@@ -137,6 +140,7 @@ impl Service {
             grants: BTreeMap::new(),
             calls: BTreeMap::new(),
             waiting: Waiting::default(),
+            networks: Bares::default(),
             probes: None,
             stuck: Vec::new(),
             leaves: Vec::new(),
@@ -227,7 +231,13 @@ impl Service {
         let stuck = (!self.stuck.is_empty() || !self.leaves.is_empty()).then(|| now + STUCK_LOOK);
         let ahead = self.waiting.due(now, self.parts.config.timeouts.warm);
         let postponed = self.waiting.postponed_until(self.has_running_calls(), now);
-        calls.chain(workers).chain(waiting).chain(ahead).chain(postponed).chain(stuck).min()
+        let network = self.is_to_make_network(now).then_some(now);
+        calls.chain(workers).chain(waiting).chain(ahead).chain(postponed).chain(network).chain(stuck).min()
+    }
+
+    /// Whether there is time to make a network ahead, and a place for it.
+    fn is_to_make_network(&self, now: Instant) -> bool {
+        self.networks.is_short(now) && !self.has_running_calls() && self.parts.host.has(Mechanism::NetNamespace)
     }
 
     fn take_what_is_due(&mut self) {
@@ -254,6 +264,9 @@ impl Service {
         }
         self.look_at_waiting(now);
         self.follow_postponed(now);
+        if self.is_to_make_network(now) {
+            self.networks.add(Bare::make(), now);
+        }
         let uids = &mut self.uids;
         self.stuck.retain_mut(|(running, uid)| {
             running.reap();

@@ -13,6 +13,7 @@
 //! is nobody's. The sockets are made by the launcher, which steps into the new namespace and out again. It has no network
 //! socket of its own, so nothing depends on where it is.
 
+pub mod bare;
 mod filter;
 mod netlink;
 
@@ -104,13 +105,18 @@ impl<S> Sockets<S> {
 /// # Errors
 /// When the kernel refuses one of the parts.
 pub fn furnish(passages: &[Passage]) -> io::Result<(Furnished, Sockets)> {
-    let own = open_current()?;
-    unshare(UnshareFlags::NEWNET)?;
-    let made = open_current().and_then(|namespace| Ok((namespace, set_up(passages)?)));
-    move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::Network))?;
-    let (namespace, sockets) = made?;
+    let (namespace, sockets) = inside_new(|| set_up(passages))?;
     let ports = passages.iter().map(|passage| passage.target.port).chain([DNS_PORT]).collect();
     Ok((Furnished { namespace, ports }, sockets))
+}
+
+/// Does something inside a new network namespace, and yields the namespace with what came of it.
+fn inside_new<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<(OwnedFd, T)> {
+    let own = open_current()?;
+    unshare(UnshareFlags::NEWNET)?;
+    let made = open_current().and_then(|namespace| Ok((namespace, work()?)));
+    move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::Network))?;
+    made
 }
 
 fn open_current() -> io::Result<OwnedFd> {

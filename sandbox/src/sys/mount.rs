@@ -26,15 +26,6 @@ pub(crate) fn set_attributes(tree: BorrowedFd<'_>, attributes: Attributes) -> io
     setattr(tree, &attr)
 }
 
-/// Keeps mounts and unmounts on either side of this tree from spreading to the other.
-///
-/// # Errors
-/// As mount_setattr(2).
-pub(crate) fn make_private(tree: BorrowedFd<'_>) -> io::Result<()> {
-    let attr = libc::mount_attr { attr_set: 0, attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
-    setattr(tree, &attr)
-}
-
 fn setattr(tree: BorrowedFd<'_>, attr: &libc::mount_attr) -> io::Result<()> {
     // SAFETY: the path is an empty NUL-terminated string, as AT_EMPTY_PATH wants; `attr` outlives the call and has the
     // size that is named.

@@ -284,7 +284,12 @@ impl Service {
             started.environment.push((EVENTS_VARIABLE.into(), events.as_raw_fd().to_string().into()));
         }
         let (network, sockets) = made_network(&self.parts.host, &resolved)?.unzip();
-        let plan = planned(&self.parts, started, uid, view, network)?;
+        let mut plan = planned(&self.parts, started, uid, view, network)?;
+        if plan.makes_bare_network()
+            && let Some(bare) = self.networks.take()
+        {
+            plan.enter_network(bare);
+        }
         call.enforced.clone_from(&plan.enforced);
         call.not_enforced.clone_from(&plan.not_enforced);
         let leaf = match &self.parts.tree {
