@@ -48,6 +48,8 @@ pub const SIGNALS: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
 /// The most messages that are taken from the channel in one turn, so that agentd cannot starve the calls.
 const MESSAGES_PER_TURN: usize = 64;
+/// How long nobody has asked for anything when networks are made ahead.
+const QUIET: Duration = Duration::from_millis(5);
 /// How long the sandboxes are waited for at the end.
 const FAREWELL: Duration = Duration::from_millis(800);
 /// How often what is stuck in the kernel is looked at.
@@ -104,6 +106,8 @@ pub struct Service {
     waiting: Waiting,
     /// Networks that were made ahead.
     networks: Bares,
+    /// When something was last asked or heard.
+    quiet_since: Instant,
     /// The cgroup of runtimes' probes, while there is one.
     probes: Option<Slice>,
     /// Sandboxes that the kernel does not let go, with their uids.
@@ -141,6 +145,7 @@ impl Service {
             calls: BTreeMap::new(),
             waiting: Waiting::default(),
             networks: Bares::default(),
+            quiet_since: Instant::now(),
             probes: None,
             stuck: Vec::new(),
             leaves: Vec::new(),
@@ -161,6 +166,9 @@ impl Service {
         self.tell(&FromLauncher::Leftovers { undecided }, Vec::new());
         let end = loop {
             for source in self.wait()? {
+                if matches!(source, Source::Channel | Source::Worker(_) | Source::Call(_)) {
+                    self.quiet_since = Instant::now();
+                }
                 match source {
                     Source::Channel => self.take_messages(),
                     Source::Signals => self.take_signals(),
@@ -230,14 +238,14 @@ impl Service {
         let waiting = self.grants.values().filter_map(|grant| grant.workspace.as_ref()?.ask_again);
         let stuck = (!self.stuck.is_empty() || !self.leaves.is_empty()).then(|| now + STUCK_LOOK);
         let ahead = self.waiting.due(now, self.parts.config.timeouts.warm);
-        let postponed = self.waiting.postponed_until(self.has_running_calls(), now);
-        let network = self.is_to_make_network(now).then_some(now);
+        let postponed = self.waiting.postponed_until(self.is_at_work(), now);
+        let network = self.makes_networks(now).then_some(self.quiet_since + QUIET);
         calls.chain(workers).chain(waiting).chain(ahead).chain(postponed).chain(network).chain(stuck).min()
     }
 
-    /// Whether there is time to make a network ahead, and a place for it.
-    fn is_to_make_network(&self, now: Instant) -> bool {
-        self.networks.is_short(now) && !self.has_running_calls() && self.parts.host.has(Mechanism::NetNamespace)
+    /// Whether networks are made ahead, once there is time.
+    fn makes_networks(&self, now: Instant) -> bool {
+        self.networks.is_short(now) && !self.is_cut_off && self.parts.host.has(Mechanism::NetNamespace)
     }
 
     fn take_what_is_due(&mut self) {
@@ -264,7 +272,7 @@ impl Service {
         }
         self.look_at_waiting(now);
         self.follow_postponed(now);
-        if self.is_to_make_network(now) {
+        if self.quiet_since + QUIET <= now && self.makes_networks(now) {
             self.networks.add(Bare::make(), now);
         }
         let uids = &mut self.uids;

@@ -13,7 +13,7 @@ use super::launching::{captured_output, made_network, planned, step};
 use crate::cgroup::{CgroupError, Leaf};
 use crate::launch::{self, Stdio};
 use crate::launcher::calls::{End, Handover, Output};
-use crate::launcher::grants::Phase;
+use crate::launcher::grants::{Grant, Phase};
 use crate::launcher::program::{self, Resolved, Sight, failure};
 use crate::launcher::warm::{Gone, Holder, Lost, Order, State, Warm, Warming};
 use crate::plan::View;
@@ -73,16 +73,17 @@ impl Service {
 
     /// Starts one process for a postponed order, if one is due. One only: whoever asks for something meanwhile goes first.
     pub(super) fn follow_postponed(&mut self, now: Instant) {
-        let Some(warming) = self.waiting.due_order(self.has_running_calls(), now).cloned() else { return };
+        let Some(warming) = self.waiting.due_order(self.is_at_work(), now).cloned() else { return };
         if !self.start_missing(&warming) {
             self.waiting.drop_first_order();
             self.remove_idle_slices();
         }
     }
 
-    /// Whether some call has not come to its end.
-    pub(super) fn has_running_calls(&self) -> bool {
-        self.calls.values().any(|call| call.record().is_none())
+    /// Whether somebody waits for a call, or for what is still to be done about it.
+    pub(super) fn is_at_work(&self) -> bool {
+        let is_open = |grant: &Grant| !grant.is_kept && grant.phase != Phase::Closing;
+        !self.calls.is_empty() || self.grants.values().any(is_open)
     }
 
     /// Starts one process that is missing of an order. Yields whether it did.
