@@ -130,6 +130,8 @@ pub fn start(plan: Plan, stdio: Stdio, leaf: Option<Leaf>) -> Result<Running, La
         let listener = plan.name_denials.then(|| channel.tool.as_fd());
         steps::run(&plan, &stdio, &scratch, status_of_tool.as_fd(), listener)
     });
+    // The tool's process has much to do, and the launcher nothing that cannot wait.
+    rustix::thread::sched_yield();
     let mut init = Process::from(init);
     match tool {
         Ok(tool) => Ok(Running {
