@@ -30,7 +30,7 @@ use toolproto::request::{Operation, PROTOCOL, Request};
 
 pub(crate) use self::answer::read_reply;
 use self::answer::{read, unfinished};
-pub use self::sealing::{Origin, SealError, Sealed, Withdrawn, committed, seal, seal_job, seal_withdrawal};
+pub use self::sealing::{Origin, SealError, Sealed, Withdrawn, committed, seal, seal_job, seal_last, seal_withdrawal};
 use crate::breaker::Observation;
 use crate::feed::CallFeed;
 use crate::launch::{Ended, Launch, LinkError, Order, Recorded, Stdin};

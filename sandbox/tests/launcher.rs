@@ -25,8 +25,8 @@ use toolproto::code::Code;
 use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
 use toolproto::receipt::{
-    Claims, Outcome, OutcomeKind, PAYLOAD_TYPE, SignedEvidence, WorkspaceState, evidence_signing_bytes, key_id,
-    pre_authentication_encoding,
+    Claims, Envelope, Outcome, OutcomeKind, PAYLOAD_TYPE, Seal, SignedEvidence, WorkspaceState, evidence_signing_bytes,
+    key_id, pre_authentication_encoding,
 };
 
 /// Longer than anything takes on a loaded machine.
@@ -444,10 +444,29 @@ fn a_call_runs_confined_and_its_evidence_is_chained() {
         key.verify(bytes, &ed25519_dalek::Signature::from_slice(&signature).unwrap()).unwrap();
     };
     verify(&evidence_signing_bytes(&record).unwrap(), &evidence.signature.unwrap());
-    bench.send(&ToLauncher::Sign { job, call: Some(record.call_id), payload: BASE64.encode(b"{}") }, &[]);
-    let FromLauncher::Signed { signature: Some(signature), .. } = bench.receive().0 else { panic!() };
+    let time = jiff::Timestamp::UNIX_EPOCH;
+    let seal =
+        Seal { version: 1, job_id: job, count: 1, previous: None, evidence_head: None, sealed: time, key_id: None };
+    bench.send(
+        &ToLauncher::Sign {
+            job,
+            call: Some(record.call_id),
+            payload: BASE64.encode(b"{}"),
+            seal: Some(Box::new(seal)),
+        },
+        &[],
+    );
+    let FromLauncher::Signed { signature: Some(signature), seal: Some(seal), .. } = bench.receive().0 else { panic!() };
     assert_eq!(signature.keyid, key_id(key.as_bytes()));
     verify(&pre_authentication_encoding(PAYLOAD_TYPE, b"{}"), &signature.sig);
+    // What closes the chain names the receipt as it was signed.
+    verify(&seal.signing_bytes().unwrap(), &seal.signatures[0].sig);
+    let last = Envelope {
+        payload: BASE64.encode(b"{}"),
+        payload_type: PAYLOAD_TYPE.to_owned(),
+        signatures: vec![signature.clone()],
+    };
+    assert_eq!(seal.statement().unwrap()["predicate"]["previous"], serde_json::json!(last.digest().unwrap()));
     assert_eq!(record.workspace.state, WorkspaceState::Direct);
     assert_eq!(record.workspace.created.iter().map(|change| change.path.as_str()).collect::<Vec<_>>(), ["made.txt"]);
     assert_ne!(record.workspace.before, record.workspace.after);
@@ -634,7 +653,7 @@ fn messages_that_cannot_be_followed_change_nothing() {
         (launch(job), &[]),
         (ToLauncher::Settle { call, commit: true, claims: Claims::default() }, &[]),
         (ToLauncher::Record { job: unknown, call, program: echo(), claims: Claims::default() }, &[]),
-        (ToLauncher::Sign { job, call: Some(call), payload: String::new() }, &[]),
+        (ToLauncher::Sign { job, call: Some(call), payload: String::new(), seal: None }, &[]),
         (admit, &[pipe.as_fd()]),
     ];
     for (message, descriptors) in cases {

@@ -428,6 +428,19 @@ impl Statement<Receipt> {
     }
 }
 
+impl Statement<Seal> {
+    /// The statement around a seal.
+    #[must_use]
+    pub fn sealing(seal: Seal) -> Self {
+        Self {
+            kind: STATEMENT_TYPE.to_owned(),
+            subject: Vec::new(),
+            predicate_type: SEAL_PREDICATE_TYPE.to_owned(),
+            predicate: seal,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

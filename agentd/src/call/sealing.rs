@@ -12,8 +12,8 @@ use toolproto::ids::{CallId, JobId};
 use toolproto::job::ReceiptsHead;
 use toolproto::manifest::Effects;
 use toolproto::receipt::{
-    Change, Claims, Denial, Envelope, EnvelopeError, Outcome, Receipt, ResultIdentity, SEAL_PREDICATE_TYPE,
-    STATEMENT_TYPE, Seal, Semantics, SignedEvidence, Statement, WorkspaceState,
+    Change, Claims, Denial, Envelope, EnvelopeError, Outcome, Receipt, ResultIdentity, Seal, Semantics, SignedEvidence,
+    Statement, WorkspaceState,
 };
 
 use super::{Answered, Asked, Ran, attestation, failure};
@@ -84,6 +84,31 @@ pub enum SealError {
 /// # Errors
 /// When the launcher cannot be spoken with.
 pub async fn seal<L: Launch>(launch: &L, origin: &Origin, chain: ReceiptsHead, ran: Ran) -> Result<Sealed, SealError> {
+    Ok(seal_and(launch, origin, chain, ran, false).await?.0)
+}
+
+/// The same for the last call of a job, with the receipt that closes the job's chain.
+///
+/// # Errors
+/// When the launcher cannot be spoken with.
+pub async fn seal_last<L: Launch>(
+    launch: &L,
+    origin: &Origin,
+    chain: ReceiptsHead,
+    ran: Ran,
+) -> Result<(Sealed, Envelope), SealError> {
+    let (sealed, seal) = seal_and(launch, origin, chain, ran, true).await?;
+    let seal = seal.ok_or_else(|| LinkError::Misuse("it signed no seal".to_owned()))?;
+    Ok((sealed, seal))
+}
+
+async fn seal_and<L: Launch>(
+    launch: &L,
+    origin: &Origin,
+    chain: ReceiptsHead,
+    ran: Ran,
+    is_last: bool,
+) -> Result<(Sealed, Option<Envelope>), SealError> {
     let Ran { asked, program, effects, ended, answered, commit, notes, spilling, named } = ran;
     let content = content(&answered);
     let code = match &answered {
@@ -143,8 +168,9 @@ pub async fn seal<L: Launch>(launch: &L, origin: &Origin, chain: ReceiptsHead, r
     let deleted = if keeps { paths(&receipt.workspace.deleted).collect() } else { Vec::new() };
     let (sequence, workspace_after, usage) = (receipt.sequence, receipt.workspace.after, receipt.usage.clone());
     let mut envelope = Envelope::unsigned(&Statement::about(receipt))?;
-    let signature = launch.sign(asked.job, Some(asked.call), envelope.payload.clone()).await?;
-    envelope.signatures.extend(signature);
+    let seal = is_last.then(|| closing(origin, asked.job, chain.count + 1, None, Some(evidence_digest)));
+    let signed = launch.sign(asked.job, Some(asked.call), envelope.payload.clone(), seal).await?;
+    envelope.signatures.extend(signed.signature);
     let record = CallRecord {
         code,
         content,
@@ -155,7 +181,8 @@ pub async fn seal<L: Launch>(launch: &L, origin: &Origin, chain: ReceiptsHead, r
         deleted,
         unproven: is_unproven,
     };
-    Ok(Sealed { record, answered, envelope, evidence: evidence_digest, withheld, outcome, ended })
+    let sealed = Sealed { record, answered, envelope, evidence: evidence_digest, withheld, outcome, ended };
+    Ok((sealed, signed.seal))
 }
 
 /// Makes the receipt that takes another back, whose call's changes did not reach the workspace. It follows `chain`.
@@ -183,7 +210,7 @@ pub async fn seal_withdrawal<L: Launch>(
         Receipt { notes: note.into_iter().collect(), ..around(origin, chain, *evidence, arguments, declared) };
     let sequence = receipt.sequence;
     let mut envelope = Envelope::unsigned(&Statement::about(receipt))?;
-    envelope.signatures.extend(launch.sign(job, Some(call), envelope.payload.clone()).await?);
+    envelope.signatures.extend(launch.sign(job, Some(call), envelope.payload.clone(), None).await?.signature);
     let content = content(&Answered::Failure(error.clone()));
     let receipt = ReceiptRef { sequence, digest: envelope.digest()? };
     Ok(Withdrawn { call, error, content, receipt, outcome, envelope, evidence: evidence_digest })
@@ -247,23 +274,15 @@ pub async fn seal_job<L: Launch>(
     chain: ReceiptsHead,
     evidence_head: Option<Digest>,
 ) -> Result<Envelope, SealError> {
-    let seal = Seal {
-        version: 1,
-        job_id: job,
-        count: chain.count,
-        previous: chain.head,
-        evidence_head,
-        sealed: Timestamp::now(),
-        key_id: origin.key_id.clone(),
-    };
-    let mut envelope = Envelope::unsigned(&Statement {
-        kind: STATEMENT_TYPE.to_owned(),
-        subject: Vec::new(),
-        predicate_type: SEAL_PREDICATE_TYPE.to_owned(),
-        predicate: seal,
-    })?;
-    envelope.signatures.extend(launch.sign(job, None, envelope.payload.clone()).await?);
+    let seal = closing(origin, job, chain.count, chain.head, evidence_head);
+    let mut envelope = Envelope::unsigned(&Statement::sealing(seal))?;
+    envelope.signatures.extend(launch.sign(job, None, envelope.payload.clone(), None).await?.signature);
     Ok(envelope)
+}
+
+fn closing(origin: &Origin, job: JobId, count: u64, previous: Option<Digest>, evidence_head: Option<Digest>) -> Seal {
+    let key_id = origin.key_id.clone();
+    Seal { version: 1, job_id: job, count, previous, evidence_head, sealed: Timestamp::now(), key_id }
 }
 
 /// What the model is given.

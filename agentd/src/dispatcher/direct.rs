@@ -309,10 +309,9 @@ impl<L: Launch> Dispatcher<L> {
         }
         let call = last.call();
         let last = spill::keep(&shared.ledger, last).await.map_err(unreadable)?;
-        let mut sealed = call::seal(&shared.launch, &shared.origin, chain, last).await.map_err(unsealed)?;
+        let (mut sealed, seal) =
+            call::seal_last(&shared.launch, &shared.origin, chain, last).await.map_err(unsealed)?;
         store(&mut chain, call, &sealed);
-        let seal = call::seal_job(&shared.launch, &shared.origin, job, chain, Some(sealed.evidence));
-        let seal = seal.await.map_err(unsealed)?;
         receipts.push(StoredReceipt { sequence: chain.count + 1, call: None, envelope: seal });
         let committed = call::committed(&receipts).map_err(|error| unsealed(error.into()))?;
         let stored = shared.ledger.append(job, Vec::new(), receipts, None);

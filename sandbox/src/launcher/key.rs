@@ -20,7 +20,8 @@ use ed25519_dalek::pkcs8::{DecodePrivateKey, EncodePrivateKey, EncodePublicKey};
 use ed25519_dalek::{Signer, SigningKey};
 use toolproto::key_history::{HistoryError, KeyChange, OldKey, OldSignature, PublicKey};
 use toolproto::receipt::{
-    Evidence, PAYLOAD_TYPE, Signature, evidence_signing_bytes, key_id, pre_authentication_encoding,
+    Envelope, Evidence, PAYLOAD_TYPE, Seal, Signature, Statement, evidence_signing_bytes, key_id,
+    pre_authentication_encoding,
 };
 
 use super::key_history::{HISTORY, KeyHistory};
@@ -214,6 +215,17 @@ impl ReceiptKey {
         let payload = BASE64.decode(payload.as_bytes())?;
         let sig = self.sign(&pre_authentication_encoding(PAYLOAD_TYPE, &payload));
         Ok(Signature { keyid: self.id.clone(), sig })
+    }
+
+    /// Signs what closes a chain after an envelope, which it names.
+    ///
+    /// # Errors
+    /// Never in practice: a seal holds only what has a canonical form.
+    pub fn sign_seal(&self, last: &Envelope, seal: Seal) -> Result<Envelope, SignError> {
+        let seal = Seal { previous: Some(last.digest()?), ..seal };
+        let mut envelope = Envelope::unsigned(&Statement::sealing(seal))?;
+        envelope.signatures.push(self.sign_payload(&envelope.payload)?);
+        Ok(envelope)
     }
 
     fn sign(&self, bytes: &[u8]) -> String {

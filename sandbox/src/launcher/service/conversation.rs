@@ -6,13 +6,16 @@ use std::time::Instant;
 
 use toolproto::code::Code;
 use toolproto::ids::{CallId, JobId};
-use toolproto::receipt::{Claims, Outcome, OutcomeKind, Usage, WorkspaceChange};
+use toolproto::receipt::{
+    Claims, Envelope, Outcome, OutcomeKind, PAYLOAD_TYPE, Seal, Signature, Usage, WorkspaceChange,
+};
 
 use super::Service;
 use super::withdrawing::{is_promise, without_changes};
 use crate::launcher::calls::{Call, Output};
 use crate::launcher::grants::{Asked, Phase, worker_failure};
 use crate::launcher::kept::Durable;
+use crate::launcher::key::SignError;
 use crate::launcher::program;
 use crate::protocol::{Application, ApplyFailure, FromLauncher, Program, ToLauncher};
 use crate::workspace::worker::{Answer, LockKind};
@@ -38,7 +41,7 @@ impl Service {
                 self.tell(&FromLauncher::Reloaded { refused }, Vec::new());
             }
             ToLauncher::Record { job, call, program, claims } => self.record(job, call, &program, claims),
-            ToLauncher::Sign { job, call, payload } => self.sign(job, call, &payload),
+            ToLauncher::Sign { job, call, payload, seal } => self.sign(job, call, payload, seal),
             ToLauncher::Close { job, keep } => self.close(job, keep),
         }
     }
@@ -73,14 +76,14 @@ impl Service {
         self.seal(&call, uid);
     }
 
-    fn sign(&mut self, job: JobId, call: Option<CallId>, payload: &str) {
+    fn sign(&mut self, job: JobId, call: Option<CallId>, payload: String, seal: Option<Box<Seal>>) {
         let is_sealed = self.grants.get(&job).is_some_and(|grant| call.is_none_or(|call| grant.chain.has_sealed(call)));
         if !is_sealed {
             return self.misuse("the job has no grant, or the call is not sealed", Some(job), call);
         }
-        match self.parts.key.sign_payload(payload) {
-            Ok(signature) => {
-                self.tell(&FromLauncher::Signed { job, call, signature: Some(signature) }, Vec::new());
+        match self.signed(payload, seal) {
+            Ok((signature, seal)) => {
+                self.tell(&FromLauncher::Signed { job, call, signature: Some(signature), seal }, Vec::new());
                 // A direct call's job is sealed next, so its processes wait until it closes.
                 if self.grants.get(&job).is_some_and(|grant| grant.is_kept) {
                     let orders = self.take_orders(job);
@@ -89,6 +92,18 @@ impl Service {
             }
             Err(error) => self.misuse(error.to_string(), Some(job), call),
         }
+    }
+
+    fn signed(
+        &self,
+        payload: String,
+        seal: Option<Box<Seal>>,
+    ) -> Result<(Signature, Option<Box<Envelope>>), SignError> {
+        let key = &self.parts.key;
+        let signature = key.sign_payload(&payload)?;
+        let Some(seal) = seal else { return Ok((signature, None)) };
+        let last = Envelope { payload, payload_type: PAYLOAD_TYPE.to_owned(), signatures: vec![signature.clone()] };
+        Ok((signature, Some(Box::new(key.sign_seal(&last, *seal)?))))
     }
 
     /// Seals a call that has everything: its end, the workspace's part, the verdict.
