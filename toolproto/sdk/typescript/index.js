@@ -68,8 +68,7 @@ export class Context {
 
 export async function run(handler, options = {}) {
   guardStdout();
-  // What every request needs is compiled before there is one: who was started ahead has the time now.
-  stringify(parse("{}"), "");
+  await prepare();
   let request;
   try {
     request = parse(readAll(STDIN).toString("utf8"));
@@ -86,6 +85,20 @@ export async function run(handler, options = {}) {
     answer(request.call_id, { ok: true, ...(await serve(request, handler, options)) });
   } catch (error) {
     failed(error);
+  }
+}
+
+// Does what every request needs once before there is one, so that it is compiled by then: whoever was started ahead has the
+// time now, and nobody else loses any.
+async function prepare() {
+  const text = Buffer.concat([Buffer.from(`{"protocol":${PROTOCOL},"operation":"describe"}`)]).toString("utf8");
+  const request = parse(text);
+  const answer = Buffer.from(stringify(await serve(request, () => null, {}), ""));
+  new Context(request, eventsDescriptor()).remainingMs();
+  try {
+    fs.writeSync(STDERR, answer, 0, 0); // Nothing of it.
+  } catch {
+    // Without a log there is nobody to tell.
   }
 }
 
