@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
+use super::disk::Disk;
+use super::goal::{Goal, OF_FLOOR};
 use super::samples::{Samples, milliseconds};
-use super::{Bench, Row, calls, client, source};
+use super::{Bench, Row, calls, client, disk, source};
 use crate::demo::Daemon;
 use crate::example::Staged;
 use crate::process::{self, Conversation};
@@ -88,7 +90,8 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let daemon = &bench.daemon("jobs", "")?;
     eprintln!("jobs, {ROUNDS} rounds");
     let (mut turn, mut direct, mut graph_turn, mut graph_asked) = <(Samples, Samples, Samples, Samples)>::default();
-    let (mut one, mut wide) = <(Samples, Samples)>::default();
+    let (mut one, mut wide, mut append) = <(Samples, Samples, Samples)>::default();
+    let mut disk = Disk::of(&bench.staged.state(), disk::BLOCK_OF_CALL)?;
     for round in 0..ROUNDS {
         process::check_interrupt()?;
         // One more turn says that it is done.
@@ -97,6 +100,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
             let start = Instant::now();
             calls::call(daemon.socket(), "echo_c")?;
             direct.push(start.elapsed());
+            append.push(disk.append()?);
         }
         let (whole, asked) =
             graph(&python, &bench.conversations, &bench.folder.join(format!("langgraph-{round}.sqlite")))?;
@@ -108,13 +112,22 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let own = |whole: Duration, others: Duration| whole.saturating_sub(others);
     let overhead = own(turn.p50(), direct.p50() + graph_asked.p50());
     let theirs = own(graph_turn.p50(), graph_asked.p50());
+    let durable = append.p50();
+    let beside_theirs = Goal::at_most(
+        overhead,
+        [
+            ("0.1 × LangGraph's".to_owned(), theirs / 10),
+            (format!("{OF_FLOOR} × a durable write"), durable.mul_f64(OF_FLOOR)),
+        ],
+    );
+    let alone = Goal::at_most(overhead, [("2 ms + a durable write".to_owned(), Duration::from_millis(2) + durable)]);
     Ok(vec![
         Row::new(
             format!("a turn of a job: request to the model, one call, durable ledger; {TURNS} turns"),
             format!("p50 {:.2} ms", milliseconds(turn.p50())),
             format!(
                 "less the request ({:.2} ms) and the same call made directly ({:.2} ms): {:.2} ms; LangGraph with its SQLite checkpoints, less the \
-                 request, its tool a function: {:.2} ms, {:.1} times as much",
+                 request, its tool a function: {:.2} ms, {:.1} times as much; {beside_theirs}; {alone}",
                 milliseconds(graph_asked.p50()),
                 milliseconds(direct.p50()),
                 milliseconds(overhead),

@@ -53,6 +53,8 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
     let rate = |samples: &Samples| CLIENTS as f64 / samples.p50().as_secs_f64();
     let terms = [("0.25 × plain's rate".to_owned(), plain.rate() / 4.0)].into_iter();
     let goal = Goal::at_least(cold.rate(), terms.chain(floor.as_ref().ok().map(of_floor)));
+    let half = ("0.5 × plain's rate in such a burst".to_owned(), rate(&plain_bursts) / 2.0);
+    let burst_goal = Goal::at_least(rate(&bursts), [half]);
     let (measured_floor, floor_against) = match &floor {
         Ok(rate) => (format!("{rate:.0} per second"), format!("{:.2} × plain's rate", rate / plain.rate())),
         Err(error) => ("not measured".to_owned(), format!("{error:#}")),
@@ -77,7 +79,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
             format!("a burst of {CLIENTS} calls on {CLIENTS} processes that were started ahead"),
             format!("{:.0} per second", rate(&bursts)),
             format!(
-                "{:.2} × plain's rate in such a burst ({:.0} per second); {} of {} calls found one",
+                "{:.2} × plain's rate in such a burst ({:.0} per second); {} of {} calls found one; {burst_goal}",
                 rate(&bursts) / rate(&plain_bursts),
                 rate(&plain_bursts),
                 ahead.into_inner(),
