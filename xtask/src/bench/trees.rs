@@ -20,9 +20,12 @@ const FILES: usize = 100;
 /// How often each is measured: a round reads the tree several times.
 const ROUNDS: usize = 9;
 
+/// A million files and their directories are more than a workspace may have unless it is allowed.
+const LIMITS: &str = "[workspace]\nmax_entries = 2000000\n";
+
 /// Measures trees of so many files.
 pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
-    let (daemon, folder) = (&bench.daemon("trees", "")?, bench.folder.as_path());
+    let (daemon, folder) = (&bench.daemon("trees", LIMITS)?, bench.folder.as_path());
     let empty = folder.join("workspace-empty");
     fs::create_dir(&empty)?;
     let mut rows = Vec::new();
