@@ -22,7 +22,7 @@ struct Office {
     dispatcher: Dispatcher<Arc<ScriptedLaunch>>,
     launch: Arc<ScriptedLaunch>,
     model: Arc<ScriptedModel>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -36,7 +36,7 @@ impl Office {
         let folder = tempfile::tempdir().unwrap();
         let (launch, model) = (ScriptedLaunch::new(behaviours), ScriptedModel::new(replies));
         let dispatcher = start(folder.path(), agent, &launch, &model).await;
-        Self { dispatcher, launch, model, _folder: folder }
+        Self { dispatcher, launch, model, folder }
     }
 
     async fn submit(&self, request: JobRequest) -> Result<JobId, Problem> {
@@ -436,7 +436,7 @@ async fn restarted(
     drop(dispatcher);
     launcher(&mut launch.log.lock().unwrap());
     let dispatcher = start(folder.path(), agent(), &launch, &model).await;
-    (Office { dispatcher, launch, model, _folder: folder }, job)
+    (Office { dispatcher, launch, model, folder }, job)
 }
 
 #[tokio::test(start_paused = true)]
@@ -532,7 +532,7 @@ async fn what_was_started_ahead_is_told_nothing_of_a_call_that_is_not_in_the_led
     assert!(call().await.unwrap().ok);
     let given = || office.launch.log.lock().unwrap().given.len();
     assert_eq!(given(), 1);
-    let ledger = rusqlite::Connection::open(office._folder.path().join(crate::ledger::FILE)).unwrap();
+    let ledger = rusqlite::Connection::open(office.folder.path().join(crate::ledger::FILE)).unwrap();
     ledger.execute_batch("ALTER TABLE jobs RENAME TO lost").unwrap();
     assert_eq!(call().await.unwrap_err().code, Code::LedgerUnavailable);
     assert_eq!(given(), 1, "the tool was told of a call that nobody has on record");

@@ -23,10 +23,6 @@ impl Attributes {
 /// As mount_setattr(2).
 pub(crate) fn set_attributes(tree: BorrowedFd<'_>, attributes: Attributes) -> io::Result<()> {
     let attr = libc::mount_attr { attr_set: attributes.0, attr_clr: 0, propagation: 0, userns_fd: 0 };
-    setattr(tree, &attr)
-}
-
-fn setattr(tree: BorrowedFd<'_>, attr: &libc::mount_attr) -> io::Result<()> {
     // SAFETY: the path is an empty NUL-terminated string, as AT_EMPTY_PATH wants; `attr` outlives the call and has the
     // size that is named.
     let result = unsafe {
@@ -35,7 +31,7 @@ fn setattr(tree: BorrowedFd<'_>, attr: &libc::mount_attr) -> io::Result<()> {
             tree.as_raw_fd(),
             c"".as_ptr(),
             libc::AT_EMPTY_PATH | libc::AT_RECURSIVE,
-            std::ptr::from_ref(attr),
+            &raw const attr,
             size_of::<libc::mount_attr>(),
         )
     };
