@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use sandbox::protocol::{Application, Narrowing, Program, SliceLimits, WorkspaceChoice};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use toolproto::code::Code;
 use toolproto::digest::Digest;
@@ -61,6 +62,10 @@ pub(crate) struct Log {
     /// What runtimes do when they are tried, and how often they were.
     pub(crate) runtime: Option<Behaviour>,
     pub(crate) probed: usize,
+    /// The jobs that were granted, whether or not anybody was told.
+    pub(crate) granted: Vec<JobId>,
+    /// What the telling of a grant waits for, each of them for one permit.
+    pub(crate) telling: Option<Arc<Semaphore>>,
     /// Whether grants are forgotten.
     pub(crate) forgetful: bool,
     /// Whether no call that had no receipt when agentd ended was ever started.
@@ -74,6 +79,17 @@ impl ScriptedLaunch {
     pub(crate) fn new(tools: &[(&str, Behaviour)]) -> Arc<Self> {
         let tools = tools.iter().map(|(name, does)| ((*name).to_owned(), does.clone())).collect();
         Arc::new(Self { tools, log: Mutex::default() })
+    }
+
+    async fn grant(&self, job: JobId) {
+        let telling = {
+            let mut log = self.log.lock().unwrap();
+            log.granted.push(job);
+            log.telling.clone()
+        };
+        if let Some(telling) = telling {
+            telling.acquire_owned().await.unwrap().forget();
+        }
     }
 
     fn evidence(
@@ -186,14 +202,16 @@ impl Launch for Arc<ScriptedLaunch> {
         _agent: Option<Digest>,
         _limits: SliceLimits,
     ) -> Result<Result<Admission, Rejection>, LinkError> {
-        Ok(match workspace {
-            WorkspaceChoice::Named(path) if path.starts_with("/missing") => {
-                Err(Rejection { code: Code::WorkspaceUnavailable, message: "it does not exist".to_owned() })
-            }
-            WorkspaceChoice::Named(path) => Ok(granted(job, Some(path))),
-            WorkspaceChoice::Private => Ok(granted(job, Some(PathBuf::from("/private")))),
-            WorkspaceChoice::None => Ok(granted(job, None)),
-        })
+        if matches!(&workspace, WorkspaceChoice::Named(path) if path.starts_with("/missing")) {
+            let message = "it does not exist".to_owned();
+            return Ok(Err(Rejection { code: Code::WorkspaceUnavailable, message }));
+        }
+        self.grant(job).await;
+        Ok(Ok(match workspace {
+            WorkspaceChoice::Named(path) => granted(job, Some(path)),
+            WorkspaceChoice::Private => granted(job, Some(PathBuf::from("/private"))),
+            WorkspaceChoice::None => granted(job, None),
+        }))
     }
 
     async fn readmit(
@@ -202,6 +220,9 @@ impl Launch for Arc<ScriptedLaunch> {
         receipts: u64,
         dangling: Vec<CallId>,
     ) -> Result<Result<Admission, Rejection>, LinkError> {
+        if !self.log.lock().unwrap().forgetful {
+            self.grant(job).await;
+        }
         let mut log = self.log.lock().unwrap();
         if log.forgetful {
             return Ok(Err(Rejection { code: Code::Interrupted, message: "no grant was kept".to_owned() }));

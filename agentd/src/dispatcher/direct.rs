@@ -1,6 +1,7 @@
 //! Direct calls and commands: implicit jobs of one call, without a loop.
 
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use toolproto::ids::{CallId, JobId};
 use toolproto::job::{Problem, ReceiptsHead};
 use toolproto::source::alternatives;
 
-use super::{Dispatcher, unlinked, unreadable};
+use super::{Dispatcher, lost, rejected, unlinked, unreadable};
 use crate::call::{self, Answered, Asked, SealError, Sealed};
 use crate::caller::Caller;
 use crate::guards::{self, Attempts};
@@ -50,52 +51,49 @@ impl<L: Launch> Dispatcher<L> {
             return Err(Problem::new(Code::NotPermitted, format!("tool `{}` is not for this caller", request.tool)));
         }
         let time = request.timeout_ms.map_or(tool.time, |millis| tool.time.min(Duration::from_millis(millis)));
-        let has_workspace = request.workspace.is_some();
         // What was started ahead is readied while the call goes into the ledger, and is told what to do only after that.
         let is_readied = tool.manifest.is_prewarmed() && !spill::refers(&request.arguments);
-        let admitted = self.admit(client, JobKind::Call, request.workspace.clone(), json!(request)).await?;
-        let (job, recorded, unrecorded) = if is_readied {
-            (admitted.id, Recorded::later(), Some(admitted))
-        } else {
-            (self.record(admitted).await?, Recorded::default(), None)
-        };
-        let call = CallId::generate();
-        let asker = Asker { uid: caller.uid, tool: request.tool.clone() };
-        let asked = Asked {
-            job,
-            call,
-            attempt_of: call,
-            tool: request.tool,
-            arguments: Arguments::Object(request.arguments),
-            refusal: None,
-            time,
-            idempotency_key: call.to_string(),
-            watcher: None,
-            recorded: recorded.clone(),
+        let wish = Wish {
+            client,
+            kind: JobKind::Call,
+            uid: caller.uid,
+            tool: request.tool.clone(),
+            workspace: request.workspace.clone(),
+            request: json!(request),
         };
         let shared = Arc::clone(&self.inner.shared);
-        let asked = match spill::resolve(&shared.ledger, asked).await {
-            Ok(asked) => asked,
-            Err(error) => {
-                self.close(job, Keep::Nothing).await;
-                return Err(unreadable(error));
-            }
-        };
-        let sealed = self
-            .ended_with_its_caller(asker, job, has_workspace, move |cancel| async move {
+        let Done { job, call, sealed } = self
+            .ended_with_its_caller(wish, move |job, cancel| async move {
+                let call = CallId::generate();
+                let recorded = if is_readied { Recorded::later() } else { Recorded::default() };
+                let asked = Asked {
+                    job: job.id,
+                    call,
+                    attempt_of: call,
+                    tool: request.tool,
+                    arguments: Arguments::Object(request.arguments),
+                    refusal: None,
+                    time,
+                    idempotency_key: call.to_string(),
+                    watcher: None,
+                    recorded: recorded.clone(),
+                };
                 let record = async {
-                    let Some(job) = unrecorded else { return Ok(()) };
                     let stored = shared.ledger.insert(job).await;
                     // What could not be recorded does not happen.
                     stored.map(|_| recorded.tell()).inspect_err(|_| cancel.cancel())
                 };
-                let run = guards::run(&shared.launch, &offer.tools, &offer.guards, asked, cancel.clone());
-                let (stored, attempts) = tokio::join!(biased; record, run);
-                stored.map_err(unreadable)?;
-                attempts.map_err(unlinked)
+                let run = |asked| guards::run(&shared.launch, &offer.tools, &offer.guards, asked, cancel.clone());
+                if is_readied {
+                    let (stored, attempts) = tokio::join!(biased; record, run(asked));
+                    stored.map_err(unreadable)?;
+                    return attempts.map_err(unlinked);
+                }
+                record.await.map_err(unreadable)?;
+                let asked = spill::resolve(&shared.ledger, asked).await.map_err(unreadable)?;
+                run(asked).await.map_err(unlinked)
             })
             .await?;
-        let (call, sealed) = sealed;
         let (ok, result, artifacts, error) = match sealed.answered {
             Answered::Success { result, artifacts } => (true, Some(result), artifacts, None),
             Answered::Failure(error) => (false, None, Vec::new(), Some(error)),
@@ -134,30 +132,34 @@ impl<L: Launch> Dispatcher<L> {
             let words = format!("commands under policy `{}` are not for this caller", request.policy);
             return Err(Problem::new(Code::NotPermitted, words));
         }
-        let has_workspace = request.workspace.is_some();
-        let admitted = self.admit(client, JobKind::Exec, request.workspace.clone(), json!(request)).await?;
-        let job = self.record(admitted).await?;
-        let call = CallId::generate();
+        let wish = Wish {
+            client,
+            kind: JobKind::Exec,
+            uid: caller.uid,
+            tool: JobKind::Exec.as_str().to_owned(),
+            workspace: request.workspace.clone(),
+            request: json!(request),
+        };
         let (time, keep) = (request.timeout_ms.map_or(LONGEST_COMMAND, Duration::from_millis), request.keep);
         let ExecRequest { policy, runtime, command, network, .. } = request;
         let program = Program::Adhoc { policy, runtime, command, network, keep };
-        let asker = Asker { uid: caller.uid, tool: JobKind::Exec.as_str().to_owned() };
         let [stdin, stdout, stderr] = stdio;
-        let order = Order {
-            job,
-            call,
-            attempt_of: call,
-            program: program.clone(),
-            stdin: Stdin::Fd(stdin),
-            streams: Some((stdout, stderr)),
-            time,
-            narrow: Narrowing::default(),
-            watcher: None,
-            recorded: Recorded::default(),
-        };
         let dispatcher = self.clone();
-        let sealed = self
-            .ended_with_its_caller(asker, job, has_workspace, move |cancel| async move {
+        let Done { job, call, sealed } = self
+            .ended_with_its_caller(wish, move |job, cancel| async move {
+                let (job, call) = (dispatcher.record(job).await?, CallId::generate());
+                let order = Order {
+                    job,
+                    call,
+                    attempt_of: call,
+                    program: program.clone(),
+                    stdin: Stdin::Fd(stdin),
+                    streams: Some((stdout, stderr)),
+                    time,
+                    narrow: Narrowing::default(),
+                    watcher: None,
+                    recorded: Recorded::default(),
+                };
                 let launched = dispatcher.inner.shared.launch.launch(order, cancel.clone());
                 tokio::pin!(launched);
                 let ended = tokio::select! {
@@ -178,7 +180,6 @@ impl<L: Launch> Dispatcher<L> {
                 Ok(call::ran_adhoc(tools, (job, call), program, keep, ended, &said).into())
             })
             .await?;
-        let (_, sealed) = sealed;
         let (failure, usage) = match sealed.ended {
             Some(ended) => (ended.failure, ended.usage),
             None => (None, toolproto::receipt::Usage::default()),
@@ -206,19 +207,12 @@ impl<L: Launch> Dispatcher<L> {
     }
 
     /// Gets a grant for an implicit job, which is to be recorded next.
-    pub(super) async fn admit(
-        &self,
-        client: OwnedFd,
-        kind: JobKind,
-        workspace: Option<std::path::PathBuf>,
-        request: Value,
-    ) -> Result<NewJob, Problem> {
-        let shared = &self.inner.shared;
+    async fn admit(&self, wish: Wish) -> Result<NewJob, Problem> {
+        let Wish { client, kind, workspace, request, .. } = wish;
         let job = JobId::generate();
         let choice = workspace.map_or(WorkspaceChoice::None, WorkspaceChoice::Named);
-        let limits = SliceLimits::default();
-        let admitted = shared.launch.admit(job, client, choice, None, limits).await.map_err(unlinked)?;
-        let admission = admitted.map_err(|rejection| Problem::new(rejection.code, rejection.message))?;
+        let admitted = self.inner.shared.launch.admit(job, client, choice, None, SliceLimits::default()).await;
+        let admission = admitted.map_err(unlinked)?.map_err(rejected)?;
         Ok(NewJob {
             id: job,
             kind,
@@ -237,38 +231,39 @@ impl<L: Launch> Dispatcher<L> {
     /// Stores a job that has its grant.
     pub(super) async fn record(&self, job: NewJob) -> Result<JobId, Problem> {
         let id = job.id;
-        if let Err(error) = self.inner.shared.ledger.insert(job).await {
-            self.close(id, Keep::Nothing).await;
-            return Err(unreadable(error));
-        }
+        self.inner.shared.ledger.insert(job).await.map_err(unreadable)?;
         Ok(id)
     }
 
-    /// Runs a call to its receipt in a task of its own. When the caller goes away, the call is cancelled, and gets its
-    /// receipt all the same. Whoever is told of its end finds the workspace free, if it had one; without one nothing of the
-    /// job is left that could be waited for.
+    /// Gets a grant for an implicit job, does its work, gives it its receipts and closes it, all in a task of its own. When the
+    /// caller goes away, the work is cancelled, and gets its receipt all the same. Whoever is told of its end finds the workspace
+    /// free, if it had one; without one nothing of the job is left that could be waited for.
     pub(super) async fn ended_with_its_caller<F>(
         &self,
-        asker: Asker,
-        job: JobId,
-        has_workspace: bool,
-        work: impl FnOnce(CancellationToken) -> F,
-    ) -> Result<(CallId, Sealed), Problem>
+        wish: Wish,
+        work: impl FnOnce(NewJob, CancellationToken) -> F + Send + 'static,
+    ) -> Result<Done, Problem>
     where
         F: Future<Output = Result<Attempts, Problem>> + Send + 'static,
     {
         let cancel = self.inner.stop.child_token();
         let leaving = cancel.clone().drop_guard();
-        let (dispatcher, work) = (self.clone(), work(cancel));
+        let dispatcher = self.clone();
         let (teller, told) = oneshot::channel();
         self.inner.tasks.spawn(async move {
-            let sealed = dispatcher.finish(job, work).await;
-            if let Ok((call, sealed)) = &sealed {
-                dispatcher.inner.observer.tell(asker.observation(job, *call, sealed));
+            let (uid, tool, has_workspace) = (wish.uid, wish.tool.clone(), wish.workspace.is_some());
+            let job = match dispatcher.admit(wish).await {
+                Ok(job) => job,
+                // The caller may have gone.
+                Err(problem) => return drop(teller.send(Err(problem))),
+            };
+            let id = job.id;
+            let done = dispatcher.finish(id, work(job, cancel)).await;
+            if let Ok(done) = &done {
+                dispatcher.inner.observer.tell(done.observation(uid, tool));
             }
-            let closed = dispatcher.close(job, Keep::Nothing);
-            // The caller may have gone.
-            let tell = async move { drop(teller.send(sealed)) };
+            let closed = dispatcher.close(id, Keep::Nothing);
+            let tell = async move { drop(teller.send(done)) };
             if has_workspace {
                 closed.await;
                 tell.await;
@@ -277,18 +272,13 @@ impl<L: Launch> Dispatcher<L> {
                 tokio::join!(biased; closed, tell);
             }
         });
-        let lost = |_| Problem::new(Code::InternalLogicError, "the call's task has ended without an answer");
-        let sealed = told.await.map_err(lost)?;
+        let done = told.await.map_err(|_| lost())?;
         drop(leaving.disarm());
-        sealed
+        done
     }
 
     /// Gives each attempt its receipt, and the job its sealing one. The last attempt is the answer.
-    async fn finish(
-        &self,
-        job: JobId,
-        work: impl Future<Output = Result<Attempts, Problem>>,
-    ) -> Result<(CallId, Sealed), Problem> {
+    async fn finish(&self, job: JobId, work: impl Future<Output = Result<Attempts, Problem>>) -> Result<Done, Problem> {
         let shared = &self.inner.shared;
         let Attempts { earlier, last } = work.await?;
         let unsealed = |error: SealError| match error {
@@ -319,7 +309,7 @@ impl<L: Launch> Dispatcher<L> {
             // Asked for together and in this order, both go to the disk at once.
             let (stored, closed) = tokio::join!(biased; stored, shared.ledger.close(job));
             stored.and(closed).map_err(unreadable)?;
-            return Ok((call, sealed));
+            return Ok(Done { job, call, sealed });
         }
         stored.await.map_err(unreadable)?;
         for promised in committed {
@@ -342,20 +332,34 @@ impl<L: Launch> Dispatcher<L> {
             }
         }
         shared.ledger.close(job).await.map_err(unreadable)?;
-        Ok((call, sealed))
+        Ok(Done { job, call, sealed })
     }
 }
 
-/// Who asked for what, for those who watch without taking part.
-pub(super) struct Asker {
+/// Who wants an implicit job, and which.
+pub(super) struct Wish {
+    /// The caller's accepted socket.
+    pub(super) client: OwnedFd,
+    pub(super) kind: JobKind,
     pub(super) uid: u32,
+    /// What those who watch are told that was asked for.
     pub(super) tool: String,
+    pub(super) workspace: Option<PathBuf>,
+    pub(super) request: Value,
 }
 
-impl Asker {
-    fn observation(self, job: JobId, call: CallId, sealed: &Sealed) -> Observation {
-        let usage = sealed.ended.as_ref().map(|ended| ended.usage.clone());
-        Observation::Direct { uid: self.uid, job, call, tool: self.tool, code: sealed.outcome.code, usage }
+/// An implicit job that has ended, with its last attempt.
+pub(super) struct Done {
+    pub(super) job: JobId,
+    pub(super) call: CallId,
+    pub(super) sealed: Sealed,
+}
+
+impl Done {
+    /// What those are told who watch without taking part.
+    fn observation(&self, uid: u32, tool: String) -> Observation {
+        let usage = self.sealed.ended.as_ref().map(|ended| ended.usage.clone());
+        Observation::Direct { uid, job: self.job, call: self.call, tool, code: self.sealed.outcome.code, usage }
     }
 }
 

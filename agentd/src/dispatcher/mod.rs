@@ -37,7 +37,7 @@ use crate::call::Origin;
 use crate::caller::{Caller, Standing};
 use crate::clock::Clock;
 use crate::feed::Feed;
-use crate::launch::{Keep, Launch, LinkError};
+use crate::launch::{Keep, Launch, LinkError, Rejection};
 use crate::ledger::{Before, JobRow, Ledger, LedgerError};
 use crate::model::Model;
 use crate::observe::metrics::Load;
@@ -345,6 +345,14 @@ impl<L: Launch> Dispatcher<L> {
         }
     }
 
+    /// Makes a change in a task of its own, so that it does not stay half-way when whoever asked for it goes away.
+    async fn to_its_end<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T, Problem>> + Send + 'static,
+    ) -> Result<T, Problem> {
+        self.inner.tasks.spawn(change).await.map_err(|_| lost())?
+    }
+
     async fn row(&self, caller: &Caller, id: JobId) -> Result<JobRow, Problem> {
         let row = self.inner.shared.ledger.job(id).await.map_err(unreadable)?;
         // A job of somebody else looks like none.
@@ -539,4 +547,12 @@ fn unreadable(error: LedgerError) -> Problem {
 fn unlinked(error: LinkError) -> Problem {
     tracing::error!(%error, "the launcher failed a request");
     Problem::new(Code::Interrupted, error.to_string())
+}
+
+fn rejected(rejection: Rejection) -> Problem {
+    Problem::new(rejection.code, rejection.message)
+}
+
+fn lost() -> Problem {
+    Problem::new(Code::InternalLogicError, "the request's task has ended without an answer")
 }

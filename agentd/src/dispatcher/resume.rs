@@ -7,7 +7,7 @@ use toolproto::code::Code;
 use toolproto::ids::JobId;
 use toolproto::job::{JobRequest, JobResult, Problem, Verdict};
 
-use super::{Arrival, Dispatcher, Prepared, unlinked, unreadable};
+use super::{Arrival, Dispatcher, Prepared, rejected, unlinked, unreadable};
 use crate::agent::Agent;
 use crate::caller::Caller;
 use crate::launch::{Keep, Launch};
@@ -40,9 +40,15 @@ impl<L: Launch> Dispatcher<L> {
             return Err(Problem::new(Code::InputInvalid, "a direct call cannot be gone on with: call again"));
         }
         self.inner.observer.tell(Observation::Act { uid: caller.uid, job: id, act: "resume" });
-        self.until_closed(&row).await;
-        let told = self.take_ended(&row)?;
-        let resumed = self.resume_ended(&row, told.is_some()).await;
+        let dispatcher = self.clone();
+        self.to_its_end(async move { dispatcher.go_on(&row).await }).await
+    }
+
+    async fn go_on(&self, row: &JobRow) -> Result<(), Problem> {
+        let id = row.id;
+        self.until_closed(row).await;
+        let told = self.take_ended(row)?;
+        let resumed = self.resume_ended(row, told.is_some()).await;
         let mut table = self.inner.table();
         table.resuming.remove(&id);
         if resumed.is_err()
@@ -88,7 +94,7 @@ impl<L: Launch> Dispatcher<L> {
         let shared = &self.inner.shared;
         let (receipts, dangling) = (session.receipts().count, session.without_end());
         let admitted = shared.launch.readmit(row.id, receipts, dangling).await.map_err(unlinked)?;
-        let admission = admitted.map_err(|rejection| Problem::new(rejection.code, rejection.message))?;
+        let admission = admitted.map_err(rejected)?;
         let prepared = async {
             let evidence_head = self.evidence_head(row, &session).await.map_err(|hindrance| hindrance.problem())?;
             let mut prepared = Prepared { agent, model, session, sequence, evidence_head, begin: None };

@@ -11,7 +11,7 @@ use toolproto::ids::{CallId, JobId};
 use toolproto::job::Problem;
 use toolproto::receipt::{Receipt, WorkspaceState};
 
-use super::direct::Asker;
+use super::direct::{Done, Wish};
 use super::{Dispatcher, unlinked, unreadable};
 use crate::call::{self, Answered};
 use crate::caller::Caller;
@@ -45,13 +45,18 @@ impl<L: Launch> Dispatcher<L> {
             .ok_or_else(|| Problem::new(Code::UndoUnavailable, format!("job {id} had no workspace that is kept")))?;
         let target = target(&self.receipts_of(id).await?, id, to)?;
         let request = json!({"version": API_VERSION, "job_id": id, "to": to});
-        let job = self.admit(client, JobKind::Rollback, Some(workspace), request.clone()).await?;
-        let job = self.record(job).await?;
-        let call = CallId::generate();
-        let asker = Asker { uid: caller.uid, tool: JobKind::Rollback.as_str().to_owned() };
+        let wish = Wish {
+            client,
+            kind: JobKind::Rollback,
+            uid: caller.uid,
+            tool: JobKind::Rollback.as_str().to_owned(),
+            workspace: Some(workspace),
+            request: request.clone(),
+        };
         let dispatcher = self.clone();
-        let (call, sealed) = self
-            .ended_with_its_caller(asker, job, true, move |cancel| async move {
+        let Done { job, call, sealed } = self
+            .ended_with_its_caller(wish, move |job, cancel| async move {
+                let (job, call) = (dispatcher.record(job).await?, CallId::generate());
                 let Shared { launch, .. } = &*dispatcher.inner.shared;
                 let program = Program::Rollback { target };
                 let order = Order {

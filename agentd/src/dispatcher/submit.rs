@@ -1,6 +1,7 @@
 //! A submission: everything that can be wrong with it is found before there is a job.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use sandbox::config::Subject;
@@ -12,14 +13,27 @@ use toolproto::ids::{JobId, RequestId};
 use toolproto::job::{Accepted, JobRequest, Problem, Violation};
 use toolproto::source::alternatives;
 
-use super::{Arrival, Dispatcher, Prepared, unlinked, unreadable};
+use super::resume::Before;
+use super::{Arrival, Dispatcher, Prepared, rejected, unlinked, unreadable};
 use crate::agent::Agent;
 use crate::caller::Caller;
 use crate::launch::{Keep, Launch};
 use crate::ledger::{Inserted, JobKind, JobRow, NewJob};
+use crate::model::Model;
+use crate::runner::Shared;
 use crate::session::Session;
 use crate::session::budget::{Budget, BudgetError};
 use crate::session::event::Event;
+
+/// A request in which nothing wrong was found.
+struct Fit {
+    request: JobRequest,
+    digest: Digest,
+    agent: Arc<Agent>,
+    model: Arc<dyn Model>,
+    budget: Budget,
+    before: Before,
+}
 
 impl<L: Launch> Dispatcher<L> {
     /// Accepts a job: when this returns, it is on disk.
@@ -29,23 +43,24 @@ impl<L: Launch> Dispatcher<L> {
     pub async fn submit(&self, caller: &Caller, client: OwnedFd, request: JobRequest) -> Result<Accepted, Problem> {
         let (agent, model) = self.agent_of(caller, &request)?;
         let budget = check(&agent, &request)?;
-        let ledger = &self.inner.shared.ledger;
         let digest = digest_of(&request)?;
         if let Some(known) = self.known(caller, &request, digest).await? {
             return Ok(accepted(known));
         }
         let before = self.before(caller, &request).await?;
+        let (dispatcher, fit) = (self.clone(), Fit { request, digest, agent, model, budget, before });
+        self.to_its_end(async move { dispatcher.accept(client, fit).await }).await
+    }
+
+    /// Gets a request that nothing is wrong with its grant, its place in the ledger and one in the queue.
+    async fn accept(&self, client: OwnedFd, fit: Fit) -> Result<Accepted, Problem> {
+        let Fit { request, digest, agent, model, budget, before } = fit;
+        let Shared { launch, ledger, .. } = &*self.inner.shared;
         let id = JobId::generate();
         let choice =
             request.workspace.clone().or(before.workspace).map_or(WorkspaceChoice::Private, WorkspaceChoice::Named);
-        let admitted = self
-            .inner
-            .shared
-            .launch
-            .admit(id, client, choice, Some(agent.digest), agent.limits.clone())
-            .await
-            .map_err(unlinked)?;
-        let admission = admitted.map_err(|rejection| Problem::new(rejection.code, rejection.message))?;
+        let admitted = launch.admit(id, client, choice, Some(agent.digest), agent.limits.clone()).await;
+        let admission = admitted.map_err(unlinked)?.map_err(rejected)?;
         let job = NewJob {
             id,
             kind: JobKind::Agent,
@@ -93,11 +108,7 @@ impl<L: Launch> Dispatcher<L> {
     }
 
     /// The agent of a request, with those who answer for it.
-    fn agent_of(
-        &self,
-        caller: &Caller,
-        request: &JobRequest,
-    ) -> Result<(std::sync::Arc<Agent>, std::sync::Arc<dyn crate::model::Model>), Problem> {
+    fn agent_of(&self, caller: &Caller, request: &JobRequest) -> Result<(Arc<Agent>, Arc<dyn Model>), Problem> {
         if request.version != 1 {
             let words = format!("version {} is unknown; this agentd reads version 1", request.version);
             return Err(Problem::new(Code::InputInvalid, words));
@@ -111,10 +122,7 @@ impl<L: Launch> Dispatcher<L> {
     }
 
     /// An agent by its name, with those who answer for it.
-    pub(super) fn staff_of(
-        &self,
-        name: &str,
-    ) -> Result<(std::sync::Arc<Agent>, std::sync::Arc<dyn crate::model::Model>), Problem> {
+    pub(super) fn staff_of(&self, name: &str) -> Result<(Arc<Agent>, Arc<dyn Model>), Problem> {
         let offer = self.inner.offer();
         offer.agents.get(name).cloned().ok_or_else(|| {
             let hint = alternatives(name, offer.agents.keys().map(String::as_str));

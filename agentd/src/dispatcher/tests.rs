@@ -1,4 +1,5 @@
 mod attestation;
+mod departures;
 mod extensions;
 mod spilling;
 
@@ -7,7 +8,7 @@ use std::task::{Context, Waker};
 
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
-use toolproto::api::{CallRequest, EventBody, EventView, WaitKind};
+use toolproto::api::{CallRequest, EventBody, EventView, ExecRequest, WaitKind};
 use toolproto::job::{BudgetRequest, JobRequest, TerminationReason, Verdict};
 
 use super::follow::Until;
