@@ -56,7 +56,8 @@ pub enum Stdin {
     Fd(OwnedFd),
 }
 
-/// Whether what a call is part of is in the ledger. A process that is there already is told what to do only then.
+/// Whether what a call is part of is in the ledger. Only then is its program executed, or a process that is there already told
+/// what to do.
 ///
 /// By default it is.
 #[derive(Clone, Debug, Default)]
@@ -74,6 +75,12 @@ impl Recorded {
         if let Some(token) = &self.0 {
             token.cancel();
         }
+    }
+
+    /// Whether it is.
+    #[must_use]
+    pub fn is_told(&self) -> bool {
+        self.0.as_ref().is_none_or(CancellationToken::is_cancelled)
     }
 
     /// Resolves once it is.
@@ -105,7 +112,7 @@ pub struct Order {
     pub narrow: Narrowing,
     /// Who hears how far it is.
     pub watcher: Option<CallFeed>,
-    /// When bytes may be given to it.
+    /// When it may do anything.
     pub recorded: Recorded,
 }
 

@@ -31,7 +31,7 @@ use toolproto::receipt::{Claims, Seal, SignedEvidence};
 
 use self::outbox::Outbox;
 use self::questions::{Answer, Expected, Key, Pending, Told};
-use self::stdio::{captured, feed_stdin, is_short, pipe};
+use self::stdio::{Gate, captured, feed_stdin, is_short, pipe};
 use crate::egress::Egress;
 use crate::launch::{Admission, Ended, Keep, Launch, LinkError, Order, Rejection, Settled, Signed, Stdin};
 use crate::progress;
@@ -220,8 +220,10 @@ impl Launch for LauncherLink {
             None => None,
         };
         descriptors.extend(streams.into_iter().flat_map(|(stdout, stderr)| [stdout, stderr]));
+        let mut gate = if recorded.is_told() { None } else { Some(Gate::new(&mut descriptors)?) };
+        let gated = gate.is_some();
         let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let message = ToLauncher::Launch { job, call, attempt_of, program, time_ms, narrow };
+        let message = ToLauncher::Launch { job, call, attempt_of, program, time_ms, narrow, gated };
 
         // A caller that goes away must not leave its call running.
         let stop = StopOnDrop { outbox: &self.outbox, call, armed: true };
@@ -245,6 +247,7 @@ impl Launch for LauncherLink {
                         reader = Some(other);
                     }
                 }
+                () = recorded.wait(), if gate.is_some() => gate.take().into_iter().for_each(Gate::open),
                 () = cancel.cancelled(), if !is_stopping => {
                     is_stopping = true;
                     stop.stop();
@@ -477,14 +480,22 @@ mod tests {
         let thread = std::thread::spawn({
             let recorded = recorded.clone();
             move || {
-                let (_, descriptors) = next(&launcher);
+                let (message, mut descriptors) = next(&launcher);
+                assert!(matches!(message, ToLauncher::Launch { gated: true, .. }), "{message:?}");
                 let (reader, writer) = std::io::pipe().unwrap();
                 launcher.send(&FromLauncher::Handover { call }, &[writer.as_fd()]).unwrap();
-                drop((descriptors, writer));
-                let mut ready = [rustix::event::PollFd::new(&reader, rustix::event::PollFlags::IN)];
+                drop(writer);
+                let gate = descriptors.pop().unwrap();
+                let mut ready = [
+                    rustix::event::PollFd::new(&reader, rustix::event::PollFlags::IN),
+                    rustix::event::PollFd::new(&gate, rustix::event::PollFlags::IN),
+                ];
                 let long = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
                 assert_eq!(rustix::event::poll(&mut ready, Some(&long)).unwrap(), 0, "it is told too early");
                 recorded.tell();
+                let mut opened = Vec::new();
+                File::from(gate).read_to_end(&mut opened).unwrap();
+                assert_eq!(opened, [1]);
                 let mut read = Vec::new();
                 File::from(OwnedFd::from(reader)).read_to_end(&mut read).unwrap();
                 assert_eq!(read, b"request");

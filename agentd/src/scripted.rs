@@ -66,6 +66,8 @@ pub(crate) struct Log {
     pub(crate) granted: Vec<JobId>,
     /// What the telling of a grant waits for, each of them for one permit.
     pub(crate) telling: Option<Arc<Semaphore>>,
+    /// Whether nobody is granted anything.
+    pub(crate) refuses: bool,
     /// Whether grants are forgotten.
     pub(crate) forgetful: bool,
     /// Whether no call that had no receipt when agentd ended was ever started.
@@ -202,6 +204,10 @@ impl Launch for Arc<ScriptedLaunch> {
         _agent: Option<Digest>,
         _limits: SliceLimits,
     ) -> Result<Result<Admission, Rejection>, LinkError> {
+        if self.log.lock().unwrap().refuses {
+            let message = "not this one".to_owned();
+            return Ok(Err(Rejection { code: Code::NotPermitted, message }));
+        }
         if matches!(&workspace, WorkspaceChoice::Named(path) if path.starts_with("/missing")) {
             let message = "it does not exist".to_owned();
             return Ok(Err(Rejection { code: Code::WorkspaceUnavailable, message }));

@@ -116,13 +116,6 @@ pub async fn resolve(ledger: &Ledger, asked: Asked) -> Result<Asked, LedgerError
     resolve_within(ledger, asked, MAX_ARGUMENTS).await
 }
 
-/// Whether arguments name kept results, so that [`resolve`] looks into the ledger.
-#[must_use]
-pub fn refers(arguments: &Value) -> bool {
-    let mut references = Vec::new();
-    look_through(arguments, &mut String::new(), &mut references).is_err() || !references.is_empty()
-}
-
 async fn resolve_within(ledger: &Ledger, mut asked: Asked, most: Bytes) -> Result<Asked, LedgerError> {
     let Arguments::Object(arguments) = &mut asked.arguments else { return Ok(asked) };
     let mut references = Vec::new();

@@ -370,6 +370,12 @@ impl Leaf {
         is_empty(&self.path)
     }
 
+    /// Whether one process is left in it, the reaped not counted. What cannot be read counts as more.
+    #[must_use]
+    pub fn has_one_process(&self) -> bool {
+        read(&self.path.join("cgroup.procs")).is_ok_and(|processes| processes.lines().count() == 1)
+    }
+
     /// What its processes have used so far, as far as the controllers count it.
     #[must_use]
     pub fn usage(&self) -> LeafUsage {

@@ -6,8 +6,6 @@
 //!                                                         └── record ──► memfd ── when all is over ──► launcher
 //! ```
 //!
-//! PID 1 also notes which private file systems are full when it is the last one left.
-//!
 //! The answer is always an error. To let a call pass after looking at its arguments would be no check at all, since the tool
 //! can change them in between (seccomp_unotify(2)).
 
@@ -30,10 +28,6 @@ use crate::sys::seccomp::{Notification, receive, refuse};
 const MOST: usize = 64;
 /// A record in the memfd: number, count, six arguments, all 64 bits.
 const RECORD: usize = 64;
-/// Limits that are sizes of private file systems, as call numbers from -1 downwards.
-const FULL: [&str; 3] = ["tmp", "shm", "empty_workspace"];
-/// What a full file system is called in a denial.
-const LIMIT: &str = "limit";
 /// How many arguments are shown: enough for every call that is allowed with some arguments only.
 const SHOWN: usize = 3;
 
@@ -113,12 +107,6 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Notes that a private file system is full at the end.
-    pub(crate) fn full(&mut self, limit: &'static str) -> io::Result<()> {
-        let call = FULL.iter().position(|known| *known == limit).map_or(i64::MIN, |index| -1 - index as i64);
-        self.record(&Notification { id: 0, call, arguments: [0; 6] })
-    }
-
     fn record(&mut self, notification: &Notification) -> io::Result<()> {
         let same = |seen: &Refused| {
             seen.call == notification.call && seen.arguments[..SHOWN] == notification.arguments[..SHOWN]
@@ -159,17 +147,8 @@ impl Refused {
     }
 }
 
-/// What PID 1 recorded.
-#[derive(Debug)]
-pub(crate) struct Recorded {
-    /// One entry per call, with the arguments where those decide, and one per full file system.
-    pub(crate) denials: Vec<Denial>,
-    /// Whether any private file system was full at the end.
-    pub(crate) no_space: bool,
-}
-
-/// Reads the records, once PID 1 is gone.
-pub(crate) fn read(records: BorrowedFd<'_>) -> Recorded {
+/// Reads what PID 1 recorded, once it is gone: one entry per call, with the arguments where those decide.
+pub(crate) fn read(records: BorrowedFd<'_>) -> Vec<Denial> {
     let mut refused = Vec::new();
     while refused.len() < MOST {
         let mut record = [0; RECORD];
@@ -186,14 +165,10 @@ pub(crate) fn read(records: BorrowedFd<'_>) -> Recorded {
             denials.push(denial);
         }
     }
-    Recorded { no_space: denials.iter().any(|denial| denial.what == LIMIT), denials }
+    denials
 }
 
 fn describe(refused: &Refused) -> Denial {
-    let full = refused.call.checked_neg().and_then(|number| FULL.get(usize::try_from(number - 1).ok()?));
-    if let Some(limit) = full {
-        return Denial::seen(LIMIT, format!("{limit}: no space was left"), format!("[limits] {limit}"));
-    }
     let Some(name) = call_name(refused.call) else {
         let detail = format!("number {}", refused.call);
         return Denial::seen("syscall", detail, "none: agentd does not know this system call");
@@ -223,13 +198,11 @@ mod tests {
         recorder.record(&refused(libc::SYS_mount, 7)).unwrap();
         recorder.record(&refused(libc::SYS_socket, 38)).unwrap();
         recorder.record(&refused(9999, 0)).unwrap();
-        recorder.full("shm").unwrap();
         assert_eq!(recorder.seen[0].count, 3);
         assert_eq!(Refused::decode(&recorder.seen[0].encode()), recorder.seen[0]);
-        let Recorded { denials, no_space } = read(channel.records.as_fd());
-        assert!(no_space);
+        let denials = read(channel.records.as_fd());
         let details: Vec<_> = denials.iter().map(|denial| denial.detail.as_str()).collect();
-        assert_eq!(details, ["mount", "socket(0x26, 0x2, 0x3)", "number 9999", "shm: no space was left"]);
+        assert_eq!(details, ["mount", "socket(0x26, 0x2, 0x3)", "number 9999"]);
         assert_eq!(denials[0].rule, "[[syscall]] allow = [\"mount\"]");
     }
 
@@ -240,7 +213,6 @@ mod tests {
         for argument in 0..1000 {
             recorder.record(&Notification { id: 0, call: libc::SYS_socket, arguments: [argument; 6] }).unwrap();
         }
-        let recorded = read(channel.records.as_fd());
-        assert_eq!((recorded.denials.len(), recorded.no_space), (MOST, false));
+        assert_eq!(read(channel.records.as_fd()).len(), MOST);
     }
 }

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! RUNNING: reaps orphans and answers for refused system calls. ENDING: everyone has been asked to end; when nobody is left, so does PID 1. It ends by itself in
-//! no other way, so the launcher decides how long the grace lasts. The kernel keeps SIGKILL from inside away from it.
+//! no other way, so the launcher decides how long the grace lasts. The kernel keeps SIGKILL from inside away from it; the
+//! launcher sends it one when the grace is over, and when nobody else is left.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +20,6 @@ use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Signal, WaitOptions, set_dumpable_behavior, setsid, wait};
 
 use crate::denials::{Channel, Recorder, receive_listener};
-use crate::mounts::Scratch;
 use crate::privileges;
 use crate::sys::process::{block_signals, close_even_stdio_except, kill_everyone, signalfd};
 
@@ -34,8 +34,8 @@ const NOBODY: [u8; 4] = [0; 4];
 
 /// Runs PID 1 and returns its exit status. `launcher` is a pidfd of the launcher, `channel` brings refused calls and takes
 /// the records.
-pub(crate) fn run(launcher: BorrowedFd<'_>, channel: &Channel, scratch: &[Scratch], uid: u32, gid: u32) -> i32 {
-    match confine(uid, gid).and_then(|()| watch(launcher, channel, scratch)) {
+pub(crate) fn run(launcher: BorrowedFd<'_>, channel: &Channel, uid: u32, gid: u32) -> i32 {
+    match confine(uid, gid).and_then(|()| watch(launcher, channel)) {
         Ok(()) => 0,
         Err(error) => error.raw_os_error().unwrap_or(1),
     }
@@ -54,11 +54,9 @@ fn confine(uid: u32, gid: u32) -> io::Result<()> {
     Ok(())
 }
 
-fn watch(launcher: BorrowedFd<'_>, channel: &Channel, scratch: &[Scratch]) -> io::Result<()> {
+fn watch(launcher: BorrowedFd<'_>, channel: &Channel) -> io::Result<()> {
     let signals = signalfd(&[libc::SIGTERM, libc::SIGCHLD])?;
-    let mut kept = vec![launcher, signals.as_fd(), channel.init.as_fd(), channel.records.as_fd()];
-    kept.extend(scratch.iter().map(|scratch| scratch.mount.as_fd()));
-    close_even_stdio_except(&kept)?;
+    close_even_stdio_except(&[launcher, signals.as_fd(), channel.init.as_fd(), channel.records.as_fd()])?;
     let mut refusals = Refusals::new(channel);
     let mut ending = false;
     loop {
@@ -87,8 +85,7 @@ fn watch(launcher: BorrowedFd<'_>, channel: &Channel, scratch: &[Scratch]) -> io
             }
         }
         if ending && matches!(kill_everyone(None), Err(error) if error.raw_os_error() == Some(libc::ESRCH)) {
-            let full = scratch.iter().filter(|scratch| scratch.is_full());
-            return full.map(|scratch| scratch.limit).try_for_each(|limit| refusals.recorder.full(limit));
+            return Ok(());
         }
     }
 }

@@ -24,7 +24,7 @@ use toolproto::receipt::{Denial, MemorySource, Usage};
 
 use crate::cgroup::{Events, Leaf};
 use crate::denials::Channel;
-use crate::mounts::make_scratch;
+use crate::mounts::{Scratch, make_scratch};
 use crate::plan::Plan;
 use crate::protocol::LaunchFailure;
 use crate::steps::{RECORD, Report, decode};
@@ -68,6 +68,9 @@ pub struct Running {
     attaching: Option<Process>,
     leaf: Option<Leaf>,
     records: OwnedFd,
+    scratch: Vec<Scratch>,
+    /// The tool's mount namespace, from its exec on, so that its end does not wait for the mounts' end.
+    mounts: Option<OwnedFd>,
     started: Instant,
 }
 
@@ -124,7 +127,7 @@ pub fn start(plan: Plan, stdio: Stdio, leaf: Option<Leaf>) -> Result<Running, La
     let cgroup = leaf.as_ref().map(AsFd::as_fd);
     let started = Instant::now();
     let first = Birth { new_pid_namespace: true, cgroup };
-    let init = fork(first, || init::run(launcher.as_fd(), &channel, &scratch, plan.sandbox_id, plan.sandbox_id))
+    let init = fork(first, || init::run(launcher.as_fd(), &channel, plan.sandbox_id, plan.sandbox_id))
         .map_err(|error| fail("init", error))?;
     let tool = born_beside(&init, own.as_fd(), Birth { new_pid_namespace: false, cgroup }, || {
         let listener = plan.name_denials.then(|| channel.tool.as_fd());
@@ -143,6 +146,8 @@ pub fn start(plan: Plan, stdio: Stdio, leaf: Option<Leaf>) -> Result<Running, La
             attaching: None,
             leaf,
             records: channel.records,
+            scratch,
+            mounts: None,
             started,
         }),
         Err((step, error)) => {
@@ -210,9 +215,20 @@ impl Running {
         let records: Vec<_> =
             self.report.chunks(RECORD).map(|record| record.try_into().ok().and_then(decode)).collect();
         match records.as_slice() {
-            [Some(Report::Ready)] => Status::Executing,
+            [Some(Report::Ready)] => {
+                self.keep_mounts();
+                Status::Executing
+            }
             [.., Some(Report::Failed(step, errno))] => Status::Failed(failed_step(*step, *errno)),
             _ => Status::Failed(failure("died", None, "the process died while it was set up")),
+        }
+    }
+
+    /// One that cannot be had is not needed: the tool's end takes longer then.
+    fn keep_mounts(&mut self) {
+        if self.mounts.is_none() {
+            let path = format!("/proc/{}/ns/mnt", self.tool.child.pid.as_raw_nonzero());
+            self.mounts = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
         }
     }
 
@@ -236,9 +252,10 @@ impl Running {
         Ok(())
     }
 
-    /// Asks every process of the sandbox to end: SIGTERM, and SIGCONT for the stopped.
+    /// Asks every process of the sandbox to end: SIGTERM, and SIGCONT for the stopped. PID 1 alone has nobody to ask, and is killed.
     pub fn terminate(&self) {
-        self.init.signal(Signal::TERM);
+        let is_alone = self.tool.reaped.is_some() && self.leaf.as_ref().is_some_and(Leaf::has_one_process);
+        self.init.signal(if is_alone { Signal::KILL } else { Signal::TERM });
     }
 
     /// Kills every process of the sandbox.
@@ -273,9 +290,9 @@ impl Running {
             && self.leaf.as_ref().is_none_or(Leaf::is_empty)
     }
 
-    /// Adds up and removes the cgroup. To be called when the sandbox [is gone](Self::is_gone).
+    /// Adds up. To be called when the sandbox [is gone](Self::is_gone).
     #[must_use]
-    pub fn finish(self) -> Finished {
+    pub fn finish(self) -> (Finished, Remains) {
         let figures = self.leaf.as_ref().map(Leaf::usage).unwrap_or_default();
         let mut events = self.leaf.as_ref().map(Leaf::events).unwrap_or_default();
         let by_rusage = self.tool.reaped;
@@ -294,19 +311,38 @@ impl Running {
             io_write: figures.io_write,
             ..Usage::default()
         };
-        let recorded = denials::read(self.records.as_fd());
-        events.no_space = recorded.no_space;
-        let mut denied = recorded.denials;
+        let mut denied = denials::read(self.records.as_fd());
+        let refused = denied.len();
+        denied.extend(self.scratch.iter().filter_map(Scratch::denial));
+        events.no_space = denied.len() > refused;
         denied.extend(events.denials());
         let cgroup = self.leaf.as_ref().map(|leaf| leaf.relative_path().to_owned());
-        let left = self.leaf.and_then(|leaf| match leaf.remove() {
+        let remains = Remains { leaf: self.leaf, _mounts: self.mounts, _scratch: self.scratch };
+        (Finished { usage, events, denied, cgroup }, remains)
+    }
+}
+
+/// What a sandbox leaves in which no process is left: its cgroup, its mounts, its private file systems. The kernel takes as
+/// long for their end as for that of the processes, and nobody who waits for those need wait for it.
+#[derive(Debug)]
+pub struct Remains {
+    leaf: Option<Leaf>,
+    _mounts: Option<OwnedFd>,
+    _scratch: Vec<Scratch>,
+}
+
+impl Remains {
+    /// Clears it away. Yields the cgroup when that could not be removed: a process is stuck in the kernel.
+    #[must_use]
+    pub fn clear_away(self) -> Option<Leaf> {
+        let leaf = self.leaf?;
+        match leaf.remove() {
             Ok(()) => None,
             Err(error) => {
                 tracing::warn!(%error, "leaf set aside");
                 Some(leaf)
             }
-        });
-        Finished { usage, events, denied, cgroup, left }
+        }
     }
 }
 
@@ -321,8 +357,6 @@ pub struct Finished {
     pub denied: Vec<Denial>,
     /// The call's cgroup below the root, if it had one.
     pub cgroup: Option<String>,
-    /// Its leaf, when that could not be removed: a process is stuck in the kernel.
-    pub left: Option<Leaf>,
 }
 
 /// Gives the tool what has no name in any file system: a file of the launcher's own that captures output, or a pipe. It can

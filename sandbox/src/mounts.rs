@@ -17,6 +17,7 @@ use rustix::mount::{
     open_tree, unmount,
 };
 use rustix::process::{chdir, fchdir, pivot_root, umask};
+use toolproto::receipt::Denial;
 use toolproto::units::Bytes;
 
 use crate::plan::Place;
@@ -110,8 +111,8 @@ pub(crate) struct Root {
     pub(crate) show_cgroup: bool,
 }
 
-/// A file system of an [`Entry::Scratch`], made by the launcher before anything is born, so that PID 1 can look at it until
-/// the end.
+/// A file system of an [`Entry::Scratch`], made by the launcher before anything is born, so that it can look at it after the
+/// end.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     /// Detached until the tool attaches it.
@@ -121,9 +122,11 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Whether not one more page fits in.
-    pub(crate) fn is_full(&self) -> bool {
-        rustix::fs::fstatvfs(&self.mount).is_ok_and(|space| space.f_bfree == 0)
+    /// What stands in a receipt when not one more page fits in.
+    pub(crate) fn denial(&self) -> Option<Denial> {
+        let is_full = rustix::fs::fstatvfs(&self.mount).is_ok_and(|space| space.f_bfree == 0);
+        let limit = self.limit;
+        is_full.then(|| Denial::seen("limit", format!("{limit}: no space was left"), format!("[limits] {limit}")))
     }
 }
 

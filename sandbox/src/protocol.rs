@@ -12,7 +12,7 @@
 //!           ←  Admitted | Rejected
 //!   Warm                                →    (a tool that wants it) starts processes ahead of the job's calls
 //!   Probe                               →    (before a runtime's first call) has it show that it works; Ended is all there is
-//!   Launch  + stdin (+ stdout, stderr)  →    plans, starts
+//!   Launch  + stdin (+ stdout, stderr)  →    plans, starts; one without a workspace may follow its Admit at once
 //!           ←  Network + sockets              (with listed hosts) what agentd answers and accepts on until Ended
 //!           ←  Started                        the tool's exec has happened
 //!           ←  Handover + stdin (+ progress)  (started ahead) the request goes here, not into the `Launch`'s stdin
@@ -31,7 +31,7 @@
 //! ```
 //!
 //! Every `Launch` and `Probe` is answered by exactly one `Ended`, every `Settle` and `Record` by one `Sealed`, also when something
-//! fails: then the outcome says so. No message after `Admit` carries a uid or a path of the host; all of them name a job
+//! fails: then the outcome says so. The `Launch` of a job whose grant was refused is nothing that could be settled. No message after `Admit` carries a uid or a path of the host; all of them name a job
 //! with a live grant. The messages are internal: both ends are always of one version.
 
 pub mod channel;
@@ -193,7 +193,7 @@ pub enum ToLauncher {
         time_ms: u64,
     },
     /// A call of a granted job. Descriptors: stdin; for a tool also where it may write progress, if anybody reads that; for
-    /// `exec` stdout and stderr.
+    /// `exec` stdout and stderr; for a gated one the gate.
     Launch {
         /// The job.
         job: JobId,
@@ -207,6 +207,10 @@ pub enum ToLauncher {
         time_ms: u64,
         /// Narrower limits.
         narrow: Narrowing,
+        /// Whether one more descriptor comes last: a pipe. The program is executed once a byte can be read from it, and never
+        /// when it closes without one. A process that was started ahead is told nothing before by whoever feeds it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        gated: bool,
     },
     /// Ends a running call early.
     Stop {

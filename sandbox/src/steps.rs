@@ -60,6 +60,7 @@ steps! {
     Descriptors = "descriptors";
     Directory = "directory";
     Landlock = "landlock";
+    Gate = "gate";
     Seccomp = "seccomp";
     Ready = "ready";
     Exec = "exec";
@@ -76,6 +77,8 @@ pub struct Stdio {
     pub stderr: std::os::fd::OwnedFd,
     /// Where it may write progress.
     pub events: Option<std::os::fd::OwnedFd>,
+    /// A pipe that a byte must come from before the exec. It closes with it.
+    pub gate: Option<std::os::fd::OwnedFd>,
 }
 
 impl Stdio {
@@ -123,7 +126,8 @@ pub(crate) fn run(
 /// 6. no_new_privs, without which neither Landlock nor seccomp can be had;
 /// 7. descriptors, before the tool's code could use one;
 /// 8. the working directory, by the tool's own rights;
-/// 9. Landlock, whose system calls the filter need not allow to the tool; and seccomp last.
+/// 9. Landlock, whose system calls the filter need not allow to the tool; the gate, as late as nothing is refused to its
+///    reader; and seccomp last.
 fn confine_and_exec(
     plan: &Plan,
     stdio: &Stdio,
@@ -131,7 +135,8 @@ fn confine_and_exec(
     status: BorrowedFd<'_>,
     listener: Option<BorrowedFd<'_>>,
 ) -> Result<Infallible, Failed> {
-    let kept: Vec<_> = [Some(status), listener, stdio.events.as_ref().map(AsFd::as_fd)].into_iter().flatten().collect();
+    let [events, gate] = [&stdio.events, &stdio.gate].map(|one| one.as_ref().map(AsFd::as_fd));
+    let kept: Vec<_> = [Some(status), listener, events, gate].into_iter().flatten().collect();
     let workspace = match &plan.view {
         View::Empty | View::Later => None,
         View::Tree(tree) => Some(tree.as_fd()),
@@ -150,9 +155,18 @@ fn confine_and_exec(
     at(Step::Descriptors, keep_descriptors(stdio, &kept))?;
     at(Step::Directory, mounts::go_to_start(plan.root.place))?;
     at(Step::Landlock, landlock::restrict(plan.landlock, &plan.access))?;
+    at(Step::Gate, gate.map_or(Ok(()), pass))?;
     let confined = at(Step::Seccomp, seccomp::install(&plan.program, listener))?;
     at(Step::Ready, rustix::io::write(status, &encode(READY, 0)).map_err(io::Error::from))?;
     at(Step::Exec, exec(plan, confined))
+}
+
+/// Waits until the program may be executed.
+fn pass(gate: BorrowedFd<'_>) -> io::Result<()> {
+    match rustix::io::retry_on_intr(|| rustix::io::read(gate, &mut [0]))? {
+        0 => Err(io::Error::other("whoever keeps the gate has gone")),
+        _ => Ok(()),
+    }
 }
 
 /// Attaches the workspace of a tool that was started ahead, in a process of its own that ends then. Returns an exit status, and

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use data_encoding::BASE64;
 use ed25519_dalek::pkcs8::DecodePublicKey;
 use ed25519_dalek::{Verifier, VerifyingKey};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::process::{Pid, Signal};
 use sandbox::protocol::channel::{Channel, Received};
@@ -209,7 +210,14 @@ impl Bench {
         writeln!(writer, "{stdin}").unwrap();
         let descriptors: Vec<_> = [reader.as_fd()].into_iter().chain(streams.iter().copied()).collect();
         let narrow = Narrowing::default();
-        self.send(&ToLauncher::Launch { job, call, attempt_of, program, time_ms, narrow }, &descriptors);
+        self.send(&ToLauncher::Launch { job, call, attempt_of, program, time_ms, narrow, gated: false }, &descriptors);
+    }
+
+    /// Whether the launcher says anything within so long.
+    fn has_answer(&self, within: Duration) -> bool {
+        let mut ready = [PollFd::new(&self.channel, PollFlags::IN)];
+        let within = Timespec { tv_sec: 0, tv_nsec: within.subsec_nanos().into() };
+        poll(&mut ready, Some(&within)).unwrap() > 0
     }
 
     fn started(&self) {
@@ -644,12 +652,18 @@ fn messages_that_cannot_be_followed_change_nothing() {
     let echo = || Program::Tool { name: "echo".to_owned() };
     let (pipe, _writer) = std::io::pipe().unwrap();
     let narrow = Narrowing::default();
-    let launch =
-        |job| ToLauncher::Launch { job, call, attempt_of: call, program: echo(), time_ms: 1, narrow: narrow.clone() };
+    let launch = |job| ToLauncher::Launch {
+        job,
+        call,
+        attempt_of: call,
+        program: echo(),
+        time_ms: 1,
+        narrow: narrow.clone(),
+        gated: false,
+    };
     let admit =
         ToLauncher::Admit { job, workspace: WorkspaceChoice::None, agent: None, limits: SliceLimits::default() };
-    let cases: [(ToLauncher, &[BorrowedFd<'_>]); 6] = [
-        (launch(unknown), &[pipe.as_fd()]),
+    let cases: [(ToLauncher, &[BorrowedFd<'_>]); 5] = [
         (launch(job), &[]),
         (ToLauncher::Settle { call, commit: true, claims: Claims::default() }, &[]),
         (ToLauncher::Record { job: unknown, call, program: echo(), claims: Claims::default() }, &[]),
@@ -663,6 +677,49 @@ fn messages_that_cannot_be_followed_change_nothing() {
     }
     let (ended, _) = bench.run(job, "echo still here");
     assert_eq!(ended.output[0], "still here\n");
+}
+
+#[test]
+fn a_launch_that_did_not_wait_for_its_grant_ends_when_that_is_refused() {
+    let bench = Bench::start();
+    let refused = JobId::generate();
+    let socket = UnixStream::pair().unwrap().0;
+    let answer = bench.try_admit(refused, WorkspaceChoice::None, socket.as_fd());
+    assert!(matches!(answer, FromLauncher::Rejected { .. }), "{answer:?}");
+    let call = bench.launch(refused, "true");
+    let failure = bench.ended(call).failure.unwrap();
+    assert_eq!(failure.code, Code::NotPermitted, "{failure:?}");
+    let (job, _) = bench.admit(WorkspaceChoice::None);
+    assert_eq!(bench.run(job, "echo still here").0.output[0], "still here\n");
+}
+
+#[test]
+fn a_gated_program_is_executed_when_the_gate_opens_and_never_when_it_closes() {
+    let bench = Bench::start();
+    let (job, _) = bench.admit(WorkspaceChoice::None);
+    let launch = || {
+        let (gate, keeper) = std::io::pipe().unwrap();
+        let (stdin, mut writer) = std::io::pipe().unwrap();
+        writeln!(writer, "echo ran").unwrap();
+        let call = CallId::generate();
+        let (program, narrow) = (Program::Tool { name: "echo".to_owned() }, Narrowing::default());
+        let message = ToLauncher::Launch { job, call, attempt_of: call, program, time_ms: 60_000, narrow, gated: true };
+        bench.send(&message, &[stdin.as_fd(), gate.as_fd()]);
+        (call, keeper)
+    };
+    let (call, mut keeper) = launch();
+    assert!(!bench.has_answer(Duration::from_millis(100)), "it was executed before the gate was opened");
+    keeper.write_all(&[1]).unwrap();
+    bench.started();
+    assert_eq!(bench.ended(call).output[0], "ran\n");
+    bench.settle(call);
+    let (call, keeper) = launch();
+    drop(keeper);
+    let ended = bench.ended(call);
+    let failure = ended.failure.unwrap();
+    assert_eq!((failure.code, failure.step.as_str()), (Code::LaunchFailed, "gate"));
+    assert_eq!(ended.output[0], "");
+    bench.settle(call);
 }
 
 #[test]

@@ -26,6 +26,7 @@ use crate::launch::{Keep, Launch, Order, Recorded, Stdin};
 use crate::ledger::{JobKind, NewJob, StoredReceipt};
 use crate::model::transcript::Arguments;
 use crate::observe::Observation;
+use crate::runner::Shared;
 use crate::spill;
 
 /// How long the end of a command's stderr is waited for: whoever reads it may be slow.
@@ -51,8 +52,6 @@ impl<L: Launch> Dispatcher<L> {
             return Err(Problem::new(Code::NotPermitted, format!("tool `{}` is not for this caller", request.tool)));
         }
         let time = request.timeout_ms.map_or(tool.time, |millis| tool.time.min(Duration::from_millis(millis)));
-        // What was started ahead is readied while the call goes into the ledger, and is told what to do only after that.
-        let is_readied = tool.manifest.is_prewarmed() && !spill::refers(&request.arguments);
         let wish = Wish {
             client,
             kind: JobKind::Call,
@@ -63,11 +62,10 @@ impl<L: Launch> Dispatcher<L> {
         };
         let shared = Arc::clone(&self.inner.shared);
         let Done { job, call, sealed } = self
-            .ended_with_its_caller(wish, move |job, cancel| async move {
+            .ended_with_its_caller(wish, move |job, recorded, cancel| async move {
                 let call = CallId::generate();
-                let recorded = if is_readied { Recorded::later() } else { Recorded::default() };
                 let asked = Asked {
-                    job: job.id,
+                    job,
                     call,
                     attempt_of: call,
                     tool: request.tool,
@@ -76,22 +74,10 @@ impl<L: Launch> Dispatcher<L> {
                     time,
                     idempotency_key: call.to_string(),
                     watcher: None,
-                    recorded: recorded.clone(),
+                    recorded,
                 };
-                let record = async {
-                    let stored = shared.ledger.insert(job).await;
-                    // What could not be recorded does not happen.
-                    stored.map(|_| recorded.tell()).inspect_err(|_| cancel.cancel())
-                };
-                let run = |asked| guards::run(&shared.launch, &offer.tools, &offer.guards, asked, cancel.clone());
-                if is_readied {
-                    let (stored, attempts) = tokio::join!(biased; record, run(asked));
-                    stored.map_err(unreadable)?;
-                    return attempts.map_err(unlinked);
-                }
-                record.await.map_err(unreadable)?;
                 let asked = spill::resolve(&shared.ledger, asked).await.map_err(unreadable)?;
-                run(asked).await.map_err(unlinked)
+                guards::run(&shared.launch, &offer.tools, &offer.guards, asked, cancel).await.map_err(unlinked)
             })
             .await?;
         let (ok, result, artifacts, error) = match sealed.answered {
@@ -146,8 +132,8 @@ impl<L: Launch> Dispatcher<L> {
         let [stdin, stdout, stderr] = stdio;
         let dispatcher = self.clone();
         let Done { job, call, sealed } = self
-            .ended_with_its_caller(wish, move |job, cancel| async move {
-                let (job, call) = (dispatcher.record(job).await?, CallId::generate());
+            .ended_with_its_caller(wish, move |job, recorded, cancel| async move {
+                let call = CallId::generate();
                 let order = Order {
                     job,
                     call,
@@ -158,7 +144,7 @@ impl<L: Launch> Dispatcher<L> {
                     time,
                     narrow: Narrowing::default(),
                     watcher: None,
-                    recorded: Recorded::default(),
+                    recorded,
                 };
                 let launched = dispatcher.inner.shared.launch.launch(order, cancel.clone());
                 tokio::pin!(launched);
@@ -206,42 +192,13 @@ impl<L: Launch> Dispatcher<L> {
         })
     }
 
-    /// Gets a grant for an implicit job, which is to be recorded next.
-    async fn admit(&self, wish: Wish) -> Result<NewJob, Problem> {
-        let Wish { client, kind, workspace, request, .. } = wish;
-        let job = JobId::generate();
-        let choice = workspace.map_or(WorkspaceChoice::None, WorkspaceChoice::Named);
-        let admitted = self.inner.shared.launch.admit(job, client, choice, None, SliceLimits::default()).await;
-        let admission = admitted.map_err(unlinked)?.map_err(rejected)?;
-        Ok(NewJob {
-            id: job,
-            kind,
-            uid: admission.uid,
-            agent: kind.as_str().to_owned(),
-            request_digest: Digest::sha256(request.to_string().as_bytes()),
-            request,
-            idempotency_key: None,
-            workspace: admission.workspace,
-            priority: 0,
-            labels: std::collections::BTreeMap::new(),
-            submitted: Timestamp::now(),
-        })
-    }
-
-    /// Stores a job that has its grant.
-    pub(super) async fn record(&self, job: NewJob) -> Result<JobId, Problem> {
-        let id = job.id;
-        self.inner.shared.ledger.insert(job).await.map_err(unreadable)?;
-        Ok(id)
-    }
-
     /// Gets a grant for an implicit job, does its work, gives it its receipts and closes it, all in a task of its own. When the
     /// caller goes away, the work is cancelled, and gets its receipt all the same. Whoever is told of its end finds the workspace
-    /// free, if it had one; without one nothing of the job is left that could be waited for.
+    /// free, if it had one.
     pub(super) async fn ended_with_its_caller<F>(
         &self,
         wish: Wish,
-        work: impl FnOnce(NewJob, CancellationToken) -> F + Send + 'static,
+        work: impl FnOnce(JobId, Recorded, CancellationToken) -> F + Send + 'static,
     ) -> Result<Done, Problem>
     where
         F: Future<Output = Result<Attempts, Problem>> + Send + 'static,
@@ -251,30 +208,75 @@ impl<L: Launch> Dispatcher<L> {
         let dispatcher = self.clone();
         let (teller, told) = oneshot::channel();
         self.inner.tasks.spawn(async move {
+            let (job, recorded) = (JobId::generate(), Recorded::later());
             let (uid, tool, has_workspace) = (wish.uid, wish.tool.clone(), wish.workspace.is_some());
-            let job = match dispatcher.admit(wish).await {
-                Ok(job) => job,
-                // The caller may have gone.
-                Err(problem) => return drop(teller.send(Err(problem))),
-            };
-            let id = job.id;
-            let done = dispatcher.finish(id, work(job, cancel)).await;
+            let work = work(job, recorded.clone(), cancel.clone());
+            let work = dispatcher.begin_with(job, wish, recorded, cancel, work);
+            let done = dispatcher.finish(job, work).await;
             if let Ok(done) = &done {
                 dispatcher.inner.observer.tell(done.observation(uid, tool));
             }
-            let closed = dispatcher.close(id, Keep::Nothing);
-            let tell = async move { drop(teller.send(done)) };
+            // The caller may have gone.
+            let tell = |done| drop(teller.send(done));
             if has_workspace {
-                closed.await;
-                tell.await;
+                dispatcher.close(job, Keep::Nothing).await;
+                tell(done);
             } else {
-                // The launcher is asked first, so that it follows whatever the caller asks next after it.
-                tokio::join!(biased; closed, tell);
+                tell(done);
+                // Nothing of the job is left that could be waited for: the answer is written first.
+                tokio::task::yield_now().await;
+                dispatcher.close(job, Keep::Nothing).await;
             }
         });
         let done = told.await.map_err(|_| lost())?;
         drop(leaving.disarm());
         done
+    }
+
+    /// Does an implicit job's work while the job gets its grant and its place in the ledger. No program is executed, and none that
+    /// is there told what to do, before it has both; what goes on meanwhile are preparations. The opening of a workspace is
+    /// waited for.
+    async fn begin_with(
+        &self,
+        job: JobId,
+        wish: Wish,
+        recorded: Recorded,
+        cancel: CancellationToken,
+        work: impl Future<Output = Result<Attempts, Problem>>,
+    ) -> Result<Attempts, Problem> {
+        let Wish { client, kind, uid, workspace, request, .. } = wish;
+        let Shared { launch, ledger, .. } = &*self.inner.shared;
+        let choice = workspace.map_or(WorkspaceChoice::None, WorkspaceChoice::Named);
+        let has_workspace = matches!(choice, WorkspaceChoice::Named(_));
+        let admit = launch.admit(job, client, choice, None, SliceLimits::default());
+        let admit = async { admit.await.map_err(unlinked)?.map_err(rejected) };
+        let (workspace, admit) = if has_workspace { (admit.await?.workspace, None) } else { (None, Some(admit)) };
+        let entry = NewJob {
+            id: job,
+            kind,
+            uid,
+            agent: kind.as_str().to_owned(),
+            request_digest: Digest::sha256(request.to_string().as_bytes()),
+            request,
+            idempotency_key: None,
+            workspace,
+            priority: 0,
+            labels: std::collections::BTreeMap::new(),
+            submitted: Timestamp::now(),
+        };
+        let begin = async {
+            let admit = async { if let Some(admit) = admit { admit.await.map(drop) } else { Ok(()) } };
+            let insert = async { ledger.insert(entry).await.map(drop).map_err(unreadable) };
+            let begun = match tokio::join!(biased; admit, insert) {
+                (Err(refused), Ok(())) => ledger.forget(job).await.map_err(unreadable).and(Err(refused)),
+                (admitted, stored) => admitted.and(stored),
+            };
+            // What could not be begun does not happen.
+            begun.map(|()| recorded.tell()).inspect_err(|_| cancel.cancel())
+        };
+        // The launcher is asked for the grant first.
+        let (begun, attempts) = tokio::join!(biased; begin, work);
+        begun.and(attempts)
     }
 
     /// Gives each attempt its receipt, and the job its sealing one. The last attempt is the answer.

@@ -15,7 +15,7 @@ use super::direct::{Done, Wish};
 use super::{Dispatcher, unlinked, unreadable};
 use crate::call::{self, Answered};
 use crate::caller::Caller;
-use crate::launch::{Launch, Order, Recorded, Stdin};
+use crate::launch::{Launch, Order, Stdin};
 use crate::ledger::JobKind;
 use crate::runner::Shared;
 
@@ -55,8 +55,8 @@ impl<L: Launch> Dispatcher<L> {
         };
         let dispatcher = self.clone();
         let Done { job, call, sealed } = self
-            .ended_with_its_caller(wish, move |job, cancel| async move {
-                let (job, call) = (dispatcher.record(job).await?, CallId::generate());
+            .ended_with_its_caller(wish, move |job, recorded, cancel| async move {
+                let call = CallId::generate();
                 let Shared { launch, .. } = &*dispatcher.inner.shared;
                 let program = Program::Rollback { target };
                 let order = Order {
@@ -69,7 +69,7 @@ impl<L: Launch> Dispatcher<L> {
                     time: LONGEST,
                     narrow: Narrowing::default(),
                     watcher: None,
-                    recorded: Recorded::default(),
+                    recorded,
                 };
                 let ended = launch.launch(order, cancel).await.map_err(unlinked)?;
                 Ok(call::rolled_back(job, call, program, request, ended).into())

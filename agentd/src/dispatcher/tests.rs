@@ -522,23 +522,38 @@ async fn a_direct_call_is_a_job_of_one_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_started_ahead_is_told_nothing_of_a_call_that_is_not_in_the_ledger() {
-    let office = Office::open(&[("ahead", answers(json!({"n": 7})))], vec![]).await;
-    let call = async || {
-        let arguments = json!({"n": 1});
-        let request =
-            CallRequest { version: 1, tool: "ahead".to_owned(), arguments, workspace: None, timeout_ms: None };
+async fn no_tool_is_told_anything_of_a_call_that_is_not_in_the_ledger() {
+    let office = Office::open(&[("ahead", answers(json!({"n": 7}))), ("read", answers(json!({"n": 7})))], vec![]).await;
+    let call = async |tool: &str| {
+        let (tool, arguments) = (tool.to_owned(), json!({"n": 1}));
+        let request = CallRequest { version: 1, tool, arguments, workspace: None, timeout_ms: None };
         office.dispatcher.call(&caller(), client(), request).await
     };
-    assert!(call().await.unwrap().ok);
     let given = || office.launch.log.lock().unwrap().given.len();
-    assert_eq!(given(), 1);
+    for tool in ["ahead", "read"] {
+        assert!(call(tool).await.unwrap().ok);
+    }
+    assert_eq!(given(), 2);
     let ledger = rusqlite::Connection::open(office.folder.path().join(crate::ledger::FILE)).unwrap();
     ledger.execute_batch("ALTER TABLE jobs RENAME TO lost").unwrap();
-    assert_eq!(call().await.unwrap_err().code, Code::LedgerUnavailable);
-    assert_eq!(given(), 1, "the tool was told of a call that nobody has on record");
+    for tool in ["ahead", "read"] {
+        assert_eq!(call(tool).await.unwrap_err().code, Code::LedgerUnavailable);
+    }
+    assert_eq!(given(), 2, "a tool was told of a call that nobody has on record");
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(office.launch.log.lock().unwrap().closed.len(), 2, "a grant is left");
+    assert_eq!(office.launch.log.lock().unwrap().closed.len(), 4, "a grant is left");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_granted_nothing_is_told_nothing_and_leaves_no_job() {
+    let office = Office::open(&[("read", answers(json!({"n": 7})))], vec![]).await;
+    office.launch.log.lock().unwrap().refuses = true;
+    let (tool, arguments) = ("read".to_owned(), json!({}));
+    let request = CallRequest { version: 1, tool, arguments, workspace: None, timeout_ms: None };
+    let refused = office.dispatcher.call(&caller(), client(), request).await.unwrap_err();
+    assert_eq!((refused.code, refused.detail.as_str()), (Code::NotPermitted, "not this one"));
+    assert!(office.launch.log.lock().unwrap().given.is_empty(), "the tool was told of it");
+    assert!(office.dispatcher.jobs(&caller(), JobFilter::default()).await.unwrap().jobs.is_empty());
 }
 
 #[tokio::test(start_paused = true)]

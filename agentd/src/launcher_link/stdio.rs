@@ -17,10 +17,28 @@ const STDERR_TAIL: u64 = 8 << 10;
 /// How long output may be that is read without leaving the task for it.
 const SHORT_OUTPUT: u64 = 64 << 10;
 
-/// A pipe for a call's stdin.
+/// A pipe for what a call reads.
 pub(super) fn pipe() -> Result<(OwnedFd, OwnedFd), LinkError> {
     rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-        .map_err(|error| LinkError::Exchange(format!("no pipe for the call's stdin: {error}")))
+        .map_err(|error| LinkError::Exchange(format!("no pipe for the call: {error}")))
+}
+
+/// What a call's program waits for before it is executed.
+pub(super) struct Gate(OwnedFd);
+
+impl Gate {
+    /// A closed one, whose other end goes to the launcher with these descriptors.
+    pub(super) fn new(descriptors: &mut Vec<OwnedFd>) -> Result<Self, LinkError> {
+        let (theirs, own) = pipe()?;
+        descriptors.push(theirs);
+        Ok(Self(own))
+    }
+
+    /// Lets the program be executed.
+    pub(super) fn open(self) {
+        // A call that has ended meanwhile needs no program.
+        let _ = rustix::io::write(&self.0, &[1]);
+    }
 }
 
 /// Writes the request, once it may be known, and closes the pipe. A tool that does not read it, or has ended, is no failure here.

@@ -44,8 +44,8 @@ pub(super) fn run(host: &Host, catalog: &Catalog, runtime: &Runtime, sandbox_id:
     let (_stdout, stdout) = Stdout::with_cap(1 << 20).map_err(text)?;
     let (mut log, stderr) = Stderr::for_sandbox(sandbox_id).map_err(text)?;
     let stdin = File::open("/dev/null").map_err(text)?.into();
-    let running =
-        launch::start(plan, Stdio { stdin, stdout, stderr, events: None }, None).map_err(|failure| failure.message)?;
+    let running = launch::start(plan, Stdio { stdin, stdout, stderr, events: None, gate: None }, None)
+        .map_err(|failure| failure.message)?;
     let outcome = watch(running, &mut log);
     let mut words = String::new();
     let mut log = File::from(log.into_file().map_err(text)?);
@@ -80,7 +80,7 @@ fn watch(mut running: Running, log: &mut Stderr) -> Result<Exit, String> {
             }
         }
         if running.is_gone() {
-            let _ = running.finish();
+            let _ = running.finish().1.clear_away();
             return verdict.unwrap_or_else(|| Err("its processes are gone, nobody knows how".to_owned()));
         }
         if Instant::now() >= until + PATIENCE {

@@ -40,7 +40,7 @@ use super::evidence;
 use super::program::{Resolved, Sight};
 use super::warm::Order;
 use crate::cgroup::Events;
-use crate::launch::{Exit, Finished, Running, Status};
+use crate::launch::{Exit, Finished, Remains, Running, Status};
 use crate::protocol::{LaunchFailure, Target};
 
 /// How long a killed sandbox is waited for before it counts as stuck in the kernel.
@@ -119,6 +119,8 @@ pub struct Call {
     pub is_held_up: bool,
     /// Its stdin and what else came with it, until they are the sandbox's.
     pub stdio: Option<(OwnedFd, Passed)>,
+    /// What its program waits for before it is executed, until it is the sandbox's.
+    pub gate: Option<OwnedFd>,
     /// What is started ahead for calls like this one, if its tool wants that.
     pub ahead: Option<Order>,
     /// The ends of what it was started ahead with, until agentd is given them.
@@ -184,7 +186,7 @@ pub struct Progress {
 #[derive(Debug)]
 pub enum End {
     /// All gone.
-    Gone(Finished),
+    Gone(Finished, Remains),
     /// Killed, and the kernel does not let them go.
     Stuck(Running),
 }
@@ -210,6 +212,7 @@ impl Call {
             is_held_up: false,
             output,
             stdio: None,
+            gate: None,
             ahead: None,
             handover: None,
             sandbox_uid: None,
@@ -369,7 +372,8 @@ impl Call {
                 }
                 Phase::Terminating { mut running, until } => {
                     if self.is_over(&mut running) {
-                        progress.end = Some(End::Gone(running.finish()));
+                        let (finished, remains) = running.finish();
+                        progress.end = Some(End::Gone(finished, remains));
                         return progress;
                     }
                     if now >= until {
@@ -384,7 +388,8 @@ impl Call {
                         self.has_run |= self.may_have_run(&mut running);
                     }
                     if is_over {
-                        progress.end = Some(End::Gone(running.finish()));
+                        let (finished, remains) = running.finish();
+                        progress.end = Some(End::Gone(finished, remains));
                         return progress;
                     }
                     if now >= until {
@@ -426,10 +431,10 @@ impl Call {
     pub fn end(&mut self, end: Option<&End>) -> &Record {
         self.phase = Phase::Ended;
         // Whoever reads the streams waits until nobody can write to them.
-        self.stdio = None;
+        (self.stdio, self.gate) = (None, None);
         self.handover = None;
         let (usage, events, denied, cgroup) = match end {
-            Some(End::Gone(finished)) => {
+            Some(End::Gone(finished, _)) => {
                 (finished.usage.clone(), finished.events, finished.denied.clone(), finished.cgroup.clone())
             }
             Some(End::Stuck(running)) => {

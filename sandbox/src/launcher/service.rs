@@ -28,7 +28,7 @@ use crate::catalog::Catalog;
 use crate::cgroup::{Leaf, Slice, Tree};
 use crate::config::Config;
 use crate::host::{Host, Mechanism};
-use crate::launch::Running;
+use crate::launch::{Remains, Running};
 use crate::netns::bare::{Bare, Bares};
 use crate::protocol::channel::{QueuedChannel, ReceiveError, Received, SendError};
 use crate::protocol::{FromLauncher, ToLauncher};
@@ -112,6 +112,8 @@ pub struct Service {
     probes: Option<Slice>,
     /// Sandboxes that the kernel does not let go, with their uids.
     stuck: Vec<(Running, Option<u32>)>,
+    /// What sandboxes of jobs have left that is cleared away once agentd waits for nothing of theirs.
+    remains: Vec<(JobId, Remains)>,
     /// Cgroups that could not be removed yet.
     leaves: Vec<Leaf>,
     /// Commits of an earlier run that agentd is asked about.
@@ -148,6 +150,7 @@ impl Service {
             quiet_since: Instant::now(),
             probes: None,
             stuck: Vec::new(),
+            remains: Vec::new(),
             leaves: Vec::new(),
             undecided: BTreeMap::new(),
             is_cut_off: false,
@@ -275,15 +278,15 @@ impl Service {
         if self.quiet_since + QUIET <= now && self.makes_networks(now) {
             self.networks.add(Bare::make(), now);
         }
-        let uids = &mut self.uids;
-        self.stuck.retain_mut(|(running, uid)| {
+        for (mut running, uid) in std::mem::take(&mut self.stuck) {
             running.reap();
-            let is_gone = running.is_gone();
-            if is_gone && let Some(uid) = uid {
-                uids.give_back(*uid);
+            if running.is_gone() {
+                self.leaves.extend(running.finish().1.clear_away());
+                uid.into_iter().for_each(|uid| self.uids.give_back(uid));
+            } else {
+                self.stuck.push((running, uid));
             }
-            !is_gone
-        });
+        }
         self.leaves.retain(|leaf| leaf.remove().is_err());
     }
 
@@ -406,6 +409,9 @@ impl Service {
             let _ = rustix::thread::nanosleep(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 });
         }
         self.calls.clear();
+        for (_, remains) in std::mem::take(&mut self.remains) {
+            self.leaves.extend(remains.clear_away());
+        }
         self.waiting.remove_idle_slices(|_| false);
         self.remove_idle_probes();
         let undo_bytes = self.parts.config.workspace.undo_bytes.0;

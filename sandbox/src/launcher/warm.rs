@@ -24,7 +24,7 @@ use toolproto::ids::JobId;
 use super::capture::{Stderr, Stdout};
 use super::program::Resolved;
 use crate::cgroup::{CgroupError, Slice, Tree};
-use crate::launch::{Exit, Finished, Running, Status};
+use crate::launch::{Exit, Remains, Running, Status};
 use crate::netns::Sockets;
 use crate::protocol::{Narrowing, SliceLimits};
 
@@ -174,7 +174,7 @@ struct Ending {
 #[derive(Debug)]
 pub enum Gone {
     /// All of its processes.
-    Whole(Holder, Finished, u32),
+    Whole(Holder, Remains, u32),
     /// Killed, and the kernel does not let them go.
     Stuck(Holder, Running, u32),
 }
@@ -390,7 +390,7 @@ impl Waiting {
         for mut ending in std::mem::take(&mut self.ending) {
             ending.running.reap();
             if ending.running.is_gone() {
-                gone.push(Gone::Whole(ending.holder, ending.running.finish(), ending.uid));
+                gone.push(Gone::Whole(ending.holder, ending.running.finish().1, ending.uid));
             } else if now >= ending.until {
                 gone.push(Gone::Stuck(ending.holder, ending.running, ending.uid));
             } else {

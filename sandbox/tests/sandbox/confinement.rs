@@ -93,7 +93,7 @@ fn the_same_is_seen_from_outside() {
     }
     running.kill();
     let _ = crate::harness::end(&mut running, std::time::Duration::from_secs(30));
-    let _ = running.finish();
+    let _ = running.finish().1.clear_away();
 }
 
 fn the_root_is_minimal() {

@@ -244,7 +244,7 @@ impl Sandbox {
         let capture = || File::from(memfd_create("output", MemfdFlags::CLOEXEC).unwrap());
         let (stdout, stderr) = (capture(), capture());
         let duplicate = |file: &File| OwnedFd::from(file.try_clone().unwrap());
-        let stdio = Stdio { stdin, stdout: duplicate(&stdout), stderr: duplicate(&stderr), events: None };
+        let stdio = Stdio { stdin, stdout: duplicate(&stdout), stderr: duplicate(&stderr), events: None, gate: None };
         (start(plan, stdio, leaf).unwrap(), stdout, stderr, sandbox_id)
     }
 
@@ -258,8 +258,8 @@ impl Sandbox {
             Status::Failed(failure) => Err(failure),
             _ => Ok(exit),
         };
-        let finished = running.finish();
-        assert!(finished.left.is_none(), "the leaf could not be removed");
+        let (finished, remains) = running.finish();
+        assert!(remains.clear_away().is_none(), "the leaf could not be removed");
         Output { exit, stdout: content(stdout), stderr: content(stderr), timed_out, finished, sandbox_id }
     }
 }

@@ -248,6 +248,7 @@ impl Service {
         if is_applying || self.waiting.has_any_of(Holder::Job(job)) || self.calls.values().any(|call| call.job == job) {
             return;
         }
+        self.clear_away(job);
         if let Some(grant) = self.grants.remove(&job) {
             self.forget(&grant);
             // agentd closes a job whose receipts are stored, or will not be.

@@ -29,8 +29,8 @@ impl Service {
             ToLauncher::Readmit { job, receipts, dangling } => self.readmit(job, receipts, &dangling),
             ToLauncher::Warm { job, tool, narrow } => self.warm(job, tool, narrow),
             ToLauncher::Probe { call, runtime, time_ms } => self.probe(call, &runtime, time_ms),
-            ToLauncher::Launch { job, call, attempt_of, program, time_ms, narrow } => {
-                self.launch(job, (call, attempt_of), &program, time_ms, &narrow, descriptors);
+            ToLauncher::Launch { job, call, attempt_of, program, time_ms, narrow, gated } => {
+                self.launch(job, (call, attempt_of), &program, time_ms, &narrow, (descriptors, gated));
             }
             ToLauncher::Stop { call } => self.stop(call),
             ToLauncher::Settle { call, commit, claims } => self.settle(call, commit, claims),
@@ -84,6 +84,8 @@ impl Service {
         match self.signed(payload, seal) {
             Ok((signature, seal)) => {
                 self.tell(&FromLauncher::Signed { job, call, signature: Some(signature), seal }, Vec::new());
+                // agentd goes to the disk now.
+                self.clear_away(job);
                 // A direct call's job is sealed next, so its processes wait until it closes.
                 if self.grants.get(&job).is_some_and(|grant| grant.is_kept) {
                     let orders = self.take_orders(job);

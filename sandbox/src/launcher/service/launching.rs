@@ -8,7 +8,7 @@ use toolproto::code::Code;
 use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
 use toolproto::progress::EVENTS_VARIABLE;
-use toolproto::receipt::{Change, WorkspaceChange};
+use toolproto::receipt::{Change, Outcome, OutcomeKind, Usage, WorkspaceChange};
 
 use super::{Parts, Service, empty_file};
 use crate::config::WhenBusy;
@@ -38,15 +38,19 @@ impl Service {
         program: &Program,
         time_ms: u64,
         narrow: &Narrowing,
-        descriptors: Vec<OwnedFd>,
+        (mut descriptors, is_gated): (Vec<OwnedFd>, bool),
     ) {
         let now = Instant::now();
+        if !self.grants.contains_key(&job) {
+            return self.tell_ungranted(id);
+        }
         let is_new = !self.calls.contains_key(&id);
         let grant =
             self.grants.get(&job).filter(|grant| is_new && grant.phase == Phase::Live && !grant.chain.has_sealed(id));
         let Some(grant) = grant else {
             return self.misuse("the job has no live grant, or the call is known already", Some(job), Some(id));
         };
+        let gate = if is_gated { descriptors.pop() } else { None };
         let mut descriptors = descriptors.into_iter();
         let passed = match (descriptors.next(), descriptors.next(), descriptors.next(), descriptors.next()) {
             (Some(stdin), events, None, None) => (stdin, Passed::Events(events)),
@@ -81,7 +85,7 @@ impl Service {
         };
         let deadline = now + Duration::from_millis(time_ms.min(LONGEST_MS));
         let mut call = Call::ordered((job, id), identity, output, deadline);
-        call.stdio = Some(passed);
+        (call.stdio, call.gate) = (Some(passed), gate);
         call.attempt_of = attempt_of;
         let resolved = confirmed.and(resolved).and_then(|resolved| {
             call.sight = if has_workspace { resolved.sight } else { Sight::Nothing };
@@ -111,6 +115,21 @@ impl Service {
                 self.fail(id, failure);
             }
         }
+    }
+
+    /// The grant that a launch did not wait for was refused.
+    fn tell_ungranted(&mut self, call: CallId) {
+        let failure = failure(Code::NotPermitted, "the job has no grant".to_owned());
+        let kind = OutcomeKind::LaunchFailed;
+        let message = FromLauncher::Ended {
+            call,
+            outcome: Outcome { kind, code: Some(failure.code), exit_status: None, signal: None },
+            failure: Some(failure),
+            stdout_overflowed: false,
+            usage: Usage::default(),
+            denied: Vec::new(),
+        };
+        self.tell(&message, Vec::new());
     }
 
     /// Whether a call may run beside those that are there.
@@ -301,6 +320,7 @@ impl Service {
             None => None,
         };
         let Some((stdin, passed)) = call.stdio.take() else { return Ok(()) };
+        let gate = call.gate.take();
         let (stdout, stderr, events) = match passed {
             Passed::Streams(stdout, stderr) => (stdout, stderr, None),
             Passed::Events(events) => {
@@ -314,7 +334,7 @@ impl Service {
         if let Some(sockets) = sockets {
             self.tell_network(id, &resolved, sockets);
         }
-        let running = launch::start(plan, Stdio { stdin, stdout, stderr, events }, leaf)?;
+        let running = launch::start(plan, Stdio { stdin, stdout, stderr, events, gate }, leaf)?;
         if let Some(call) = self.calls.get_mut(&id) {
             call.start(running, Instant::now());
         }
@@ -365,7 +385,7 @@ impl Service {
             let handover = call.handover.take();
             if handover.is_some() {
                 // What came with the order goes unused: agentd is given the ends of what the process has already.
-                call.stdio = None;
+                (call.stdio, call.gate) = (None, None);
             }
             self.tell(&message, Vec::new());
             if let Some(Handover { stdin, events }) = handover {
@@ -449,11 +469,23 @@ impl Service {
                 tracing::error!(call = %id, "a process is stuck in the kernel; its cgroup is set aside");
                 self.stuck.push((running, uid));
             }
-            Some(End::Gone(finished)) => {
-                self.leaves.extend(finished.left);
+            Some(End::Gone(_, remains)) => {
+                // A mount of a workspace would stand in the way of what is done to that next.
+                let job = self.calls.get(&id).filter(|call| call.sight == Sight::Nothing && !call.is_probe);
+                match job.map(|call| call.job) {
+                    Some(job) => self.remains.push((job, remains)),
+                    None => self.leaves.extend(remains.clear_away()),
+                }
                 uid.into_iter().for_each(|uid| self.uids.give_back(uid));
             }
             None => uid.into_iter().for_each(|uid| self.uids.give_back(uid)),
+        }
+    }
+
+    /// Clears away what the sandboxes of a job have left.
+    pub(super) fn clear_away(&mut self, job: JobId) {
+        for (_, remains) in self.remains.extract_if(.., |(of, _)| *of == job) {
+            self.leaves.extend(remains.clear_away());
         }
     }
 

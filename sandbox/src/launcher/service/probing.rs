@@ -58,7 +58,7 @@ impl Service {
         let leaf = self.leaf_of_probe(id, resolved)?;
         let (output, (stdout, stderr)) = captured_output(resolved, uid)?;
         let stdin = File::open("/dev/null").map_err(|error| step("output", &error))?.into();
-        let running = launch::start(plan, Stdio { stdin, stdout, stderr, events: None }, leaf)?;
+        let running = launch::start(plan, Stdio { stdin, stdout, stderr, events: None, gate: None }, leaf)?;
         if let Some(call) = self.calls.get_mut(&id) {
             call.output = Output::Captured(Some(output));
             call.start(running, Instant::now());

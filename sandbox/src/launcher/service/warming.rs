@@ -142,7 +142,7 @@ impl Service {
         let guarded = plan.guarded().to_vec();
         let leaf = self.leaf_ahead(order.holder, resolved)?;
         let (output, (stdout, stderr)) = captured_output(resolved, uid)?;
-        let stdio = Stdio { stdin: stdin_of_tool, stdout, stderr, events: events_of_tool };
+        let stdio = Stdio { stdin: stdin_of_tool, stdout, stderr, events: events_of_tool, gate: None };
         let running = launch::start(plan, stdio, leaf)?;
         Ok(Warm {
             order: order.clone(),
@@ -243,8 +243,8 @@ impl Service {
         }
         for gone in gone {
             let holder = match gone {
-                Gone::Whole(holder, finished, uid) => {
-                    self.leaves.extend(finished.left);
+                Gone::Whole(holder, remains, uid) => {
+                    self.leaves.extend(remains.clear_away());
                     self.uids.give_back(uid);
                     holder
                 }
