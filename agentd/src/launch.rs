@@ -7,7 +7,9 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use sandbox::protocol::{Application, LaunchFailure, Narrowing, Program, SliceLimits, WorkspaceChoice};
+use sandbox::protocol::{
+    Application, Drafted, LaunchFailure, Narrowing, Program, Receipted, SliceLimits, WorkspaceChoice,
+};
 use tokio_util::sync::CancellationToken;
 use toolproto::code::Code;
 use toolproto::digest::Digest;
@@ -144,6 +146,8 @@ pub struct Settled {
     pub evidence: SignedEvidence,
     /// Where what the call wrote is kept for the workspace's owner, if it conflicts with what somebody else wrote.
     pub kept: Option<PathBuf>,
+    /// The drafted receipt around it; absent where another one must be made.
+    pub receipt: Option<Receipted>,
 }
 
 /// What the launcher signed.
@@ -202,12 +206,14 @@ pub trait Launch: Send + Sync + 'static {
     /// Runs a call to its end. Cancelling stops it early; the future still resolves with how it ended.
     fn launch(&self, order: Order, cancel: CancellationToken) -> impl Future<Output = Result<Ended, LinkError>> + Send;
 
-    /// Gives the verdict about an ended call: whether its effect on the workspace is wanted.
+    /// Gives the verdict about an ended call: whether its effect on the workspace is wanted. And the receipt that it gets unless the
+    /// evidence calls for another.
     fn settle(
         &self,
         call: CallId,
         commit: bool,
         claims: Claims,
+        receipt: Drafted,
     ) -> impl Future<Output = Result<Settled, LinkError>> + Send;
 
     /// Says that the receipt of a call whose changes are prepared is stored: they go into the workspace now. Yields what became

@@ -21,7 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sandbox::protocol::channel::QueuedChannel;
-use sandbox::protocol::{Application, FromLauncher, Narrowing, Program, SliceLimits, ToLauncher, WorkspaceChoice};
+use sandbox::protocol::{
+    Application, Drafted, FromLauncher, Narrowing, Program, SliceLimits, ToLauncher, WorkspaceChoice,
+};
 use tokio::net::UnixDatagram;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -262,8 +264,8 @@ impl Launch for LauncherLink {
         self.ended(answer?).await
     }
 
-    async fn settle(&self, call: CallId, commit: bool, claims: Claims) -> Result<Settled, LinkError> {
-        let message = ToLauncher::Settle { call, commit, claims };
+    async fn settle(&self, call: CallId, commit: bool, claims: Claims, receipt: Drafted) -> Result<Settled, LinkError> {
+        let message = ToLauncher::Settle { call, commit, claims, receipt: Some(Box::new(receipt)) };
         sealed(self.ask(message, Vec::new(), Key::Evidence(call)).await?.message)
     }
 
@@ -354,7 +356,9 @@ impl Drop for AbortOnDrop {
 
 fn sealed(message: FromLauncher) -> Result<Settled, LinkError> {
     match message {
-        FromLauncher::Sealed { evidence, kept, .. } => Ok(Settled { evidence: *evidence, kept }),
+        FromLauncher::Sealed { evidence, kept, receipt, .. } => {
+            Ok(Settled { evidence: *evidence, kept, receipt: receipt.map(|receipt| *receipt) })
+        }
         other => Err(unexpected(&other)),
     }
 }

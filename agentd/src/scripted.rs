@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
-use sandbox::protocol::{Application, Narrowing, Program, SliceLimits, WorkspaceChoice};
+use sandbox::protocol::{Application, Drafted, Narrowing, Program, SliceLimits, WorkspaceChoice};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -291,11 +291,11 @@ impl Launch for Arc<ScriptedLaunch> {
         Ok(ended)
     }
 
-    async fn settle(&self, call: CallId, _commit: bool, claims: Claims) -> Result<Settled, LinkError> {
+    async fn settle(&self, call: CallId, _: bool, claims: Claims, _: Drafted) -> Result<Settled, LinkError> {
         let ran = self.log.lock().unwrap().calls.remove(&call);
         let (job, program, ended) =
             ran.ok_or_else(|| LinkError::Misuse(format!("call {call} is not to be settled")))?;
-        Ok(Settled { evidence: self.evidence(job, call, &program, Some(&ended), claims), kept: None })
+        Ok(Settled { evidence: self.evidence(job, call, &program, Some(&ended), claims), kept: None, receipt: None })
     }
 
     async fn stored(&self, call: CallId) -> Result<Application, LinkError> {

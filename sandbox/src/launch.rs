@@ -252,10 +252,22 @@ impl Running {
         Ok(())
     }
 
-    /// Asks every process of the sandbox to end: SIGTERM, and SIGCONT for the stopped. PID 1 alone has nobody to ask, and is killed.
+    /// Asks every process of the sandbox to end: SIGTERM, and SIGCONT for the stopped.
     pub fn terminate(&self) {
-        let is_alone = self.tool.reaped.is_some() && self.leaf.as_ref().is_some_and(Leaf::has_one_process);
-        self.init.signal(if is_alone { Signal::KILL } else { Signal::TERM });
+        self.init.signal(Signal::TERM);
+    }
+
+    /// Whether the tool and all that it started have gone, so that PID 1 has nobody left. It is killed then. Without a cgroup nobody
+    /// but PID 1 can say that.
+    #[must_use]
+    pub fn is_deserted(&self) -> bool {
+        let is_deserted = self.tool.reaped.is_some()
+            && self.attaching.as_ref().is_none_or(|process| process.reaped.is_some())
+            && self.leaf.as_ref().is_some_and(Leaf::has_one_process);
+        if is_deserted {
+            self.init.signal(Signal::KILL);
+        }
+        is_deserted
     }
 
     /// Kills every process of the sandbox.
@@ -290,9 +302,9 @@ impl Running {
             && self.leaf.as_ref().is_none_or(Leaf::is_empty)
     }
 
-    /// Adds up. To be called when the sandbox [is gone](Self::is_gone).
+    /// Adds up. To be called when the sandbox [is gone](Self::is_gone), or [deserted](Self::is_deserted).
     #[must_use]
-    pub fn finish(self) -> (Finished, Remains) {
+    pub fn finished(&self) -> Finished {
         let figures = self.leaf.as_ref().map(Leaf::usage).unwrap_or_default();
         let mut events = self.leaf.as_ref().map(Leaf::events).unwrap_or_default();
         let by_rusage = self.tool.reaped;
@@ -317,8 +329,13 @@ impl Running {
         events.no_space = denied.len() > refused;
         denied.extend(events.denials());
         let cgroup = self.leaf.as_ref().map(|leaf| leaf.relative_path().to_owned());
-        let remains = Remains { leaf: self.leaf, _mounts: self.mounts, _scratch: self.scratch };
-        (Finished { usage, events, denied, cgroup }, remains)
+        Finished { usage, events, denied, cgroup }
+    }
+
+    /// What is left of it once it [is gone](Self::is_gone).
+    #[must_use]
+    pub fn into_remains(self) -> Remains {
+        Remains { leaf: self.leaf, _mounts: self.mounts, _scratch: self.scratch }
     }
 }
 

@@ -18,13 +18,14 @@
 //!           ←  Handover + stdin (+ progress)  (started ahead) the request goes here, not into the `Launch`'s stdin
 //!   Stop                                →    (any time) SIGTERM, grace, cgroup.kill
 //!           ←  Ended   + stdout, stderr       the cgroup is empty
-//!   Settle                              →    the reply's verdict and digests: commit or discard
-//!           ←  Sealed                         the evidence, chained (and signed); a commit is prepared by then
+//!   Settle                              →    the reply's verdict and digests: commit or discard; and the receipt's draft
+//!           ←  Sealed                         the evidence, chained and signed, mostly with the receipt around it; a commit is
+//!                                             prepared by then
 //!   Stored                              →    the receipt is in the ledger: a prepared commit is decided
 //!           ←  Applied                        the workspace has the changes; or why not, with the evidence that takes them back
 //!   Record                              →    a call that agentd refused without a launch
 //!           ←  Sealed
-//!   Sign    + the envelope's payload    →
+//!   Sign    + the envelope's payload    →    (every other receipt)
 //!           ←  Signed                         the receipt's signature
 //!   Close                               →    the grant ends, the worker and the slice go
 //!           ←  Closed
@@ -44,7 +45,7 @@ use toolproto::code::Code;
 use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
 use toolproto::manifest::HostPort;
-use toolproto::receipt::{Claims, Denial, Envelope, Outcome, Seal, Signature, SignedEvidence, Usage};
+use toolproto::receipt::{Claims, Denial, Draft, Envelope, Outcome, Seal, Signature, SignedEvidence, Usage};
 use toolproto::units::{Bytes, DiskRates};
 
 use crate::egress::{Ceiling, Passage};
@@ -148,6 +149,26 @@ pub enum Target {
     Before(CallId),
 }
 
+/// A receipt that is to be put around the evidence and signed at once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Drafted {
+    /// All but the evidence.
+    pub draft: Draft,
+    /// What closes the job's chain after it, to be signed with it. What names the receipt and the evidence in it is filled in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seal: Option<Seal>,
+}
+
+/// A receipt that the launcher has put around its evidence.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Receipted {
+    /// The signed receipt.
+    pub envelope: Envelope,
+    /// The signed seal, if one was drafted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seal: Option<Envelope>,
+}
+
 /// What agentd tells the launcher.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -225,6 +246,8 @@ pub enum ToLauncher {
         commit: bool,
         /// What agentd read and computed.
         claims: Claims,
+        /// The call's receipt, as it will be if the evidence says nothing that agentd would have to answer for otherwise.
+        receipt: Option<Box<Drafted>>,
     },
     /// The receipt of a call whose evidence says `committed` is durably stored: its changes go into the workspace now. Or the
     /// receipt of a withdrawal is: what it gives up is not tried again.
@@ -426,6 +449,8 @@ pub enum FromLauncher {
         evidence: Box<SignedEvidence>,
         /// Where what the call wrote is kept for the workspace's owner, if it conflicts with what somebody else wrote.
         kept: Option<PathBuf>,
+        /// The drafted receipt; absent where the evidence says that it must be another one, or names very many entries.
+        receipt: Option<Box<Receipted>>,
     },
     /// A signature over an envelope (DSSE, Ed25519).
     Signed {

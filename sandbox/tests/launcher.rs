@@ -244,7 +244,7 @@ impl Bench {
     }
 
     fn settle(&self, call: CallId) -> SignedEvidence {
-        self.send(&ToLauncher::Settle { call, commit: true, claims: Claims::default() }, &[]);
+        self.send(&ToLauncher::Settle { call, commit: true, claims: Claims::default(), receipt: None }, &[]);
         match self.receive().0 {
             FromLauncher::Sealed { call: sealed, evidence, .. } if sealed == call => *evidence,
             other => panic!("{other:?}"),
@@ -635,7 +635,7 @@ fn a_runtime_is_tried_for_no_job_and_leaves_no_evidence() {
     let missing = bench.ended(probe("abacus", 60_000)).failure.unwrap();
     assert_eq!((missing.code, missing.step.as_str()), (Code::ToolUnavailable, RUNTIME_STEP));
 
-    bench.send(&ToLauncher::Settle { call: tried, commit: true, claims: Claims::default() }, &[]);
+    bench.send(&ToLauncher::Settle { call: tried, commit: true, claims: Claims::default(), receipt: None }, &[]);
     let answer = bench.receive().0;
     assert!(matches!(answer, FromLauncher::Misuse { .. }), "a probe was settled: {answer:?}");
     let (_, evidence) = bench.run(job, "true");
@@ -665,7 +665,7 @@ fn messages_that_cannot_be_followed_change_nothing() {
         ToLauncher::Admit { job, workspace: WorkspaceChoice::None, agent: None, limits: SliceLimits::default() };
     let cases: [(ToLauncher, &[BorrowedFd<'_>]); 5] = [
         (launch(job), &[]),
-        (ToLauncher::Settle { call, commit: true, claims: Claims::default() }, &[]),
+        (ToLauncher::Settle { call, commit: true, claims: Claims::default(), receipt: None }, &[]),
         (ToLauncher::Record { job: unknown, call, program: echo(), claims: Claims::default() }, &[]),
         (ToLauncher::Sign { job, call: Some(call), payload: String::new(), seal: None }, &[]),
         (admit, &[pipe.as_fd()]),
@@ -1030,7 +1030,7 @@ fn changes_reach_the_workspace_once_the_receipt_is_stored_and_not_before() {
 
     // An unwanted call leaves nothing.
     let call = layered(&bench, job, "rm -r *; mkdir -p a/b/c");
-    bench.send(&ToLauncher::Settle { call, commit: false, claims: Claims::default() }, &[]);
+    bench.send(&ToLauncher::Settle { call, commit: false, claims: Claims::default(), receipt: None }, &[]);
     let FromLauncher::Sealed { evidence, .. } = bench.receive().0 else { panic!() };
     assert_eq!(evidence.record.workspace.state, WorkspaceState::Discarded);
     assert_eq!(evidence.record.workspace.before, workspace.after);

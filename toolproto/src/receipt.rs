@@ -7,6 +7,7 @@
 //! Inside stands the launcher's own [`Evidence`]: what the privileged side saw and measured itself, beside the digests
 //! that the unprivileged daemon supplied, marked as claims.
 
+mod draft;
 mod envelope;
 mod workspace;
 
@@ -17,6 +18,7 @@ use crate::code::Code;
 use crate::digest::{CanonicalError, Digest, canonical_json};
 use crate::ids::{CallId, JobId};
 
+pub use self::draft::Draft;
 pub use self::envelope::{Envelope, EnvelopeError, PAYLOAD_TYPE, Signature, key_id, pre_authentication_encoding};
 pub use self::workspace::{Change, EntryKind, EntryState, WorkspaceChange, WorkspaceState, escape_path};
 

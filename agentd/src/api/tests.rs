@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use sandbox::config::Config;
-use sandbox::protocol::{Application, Narrowing, Program, SliceLimits, WorkspaceChoice};
+use sandbox::protocol::{Application, Drafted, Narrowing, Program, SliceLimits, WorkspaceChoice};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -92,8 +92,8 @@ impl Launch for Echo {
         self.0.launch(order, cancel).await
     }
 
-    async fn settle(&self, call: CallId, commit: bool, claims: Claims) -> Result<Settled, LinkError> {
-        self.0.settle(call, commit, claims).await
+    async fn settle(&self, call: CallId, commit: bool, claims: Claims, receipt: Drafted) -> Result<Settled, LinkError> {
+        self.0.settle(call, commit, claims, receipt).await
     }
 
     async fn stored(&self, call: CallId) -> Result<Application, LinkError> {

@@ -3,20 +3,19 @@
 use std::path::Path;
 
 use jiff::Timestamp;
-use sandbox::protocol::{ApplyFailure, Withdrawal};
+use sandbox::protocol::{ApplyFailure, Drafted, Receipted, Withdrawal};
 use serde_json::{Value, json};
 use toolproto::api::CallError;
 use toolproto::code::Code;
 use toolproto::digest::{CanonicalError, Digest};
 use toolproto::ids::{CallId, JobId};
 use toolproto::job::ReceiptsHead;
-use toolproto::manifest::Effects;
 use toolproto::receipt::{
-    Change, Claims, Denial, Envelope, EnvelopeError, Outcome, Receipt, ResultIdentity, Seal, Semantics, SignedEvidence,
-    Statement, WorkspaceState,
+    Change, Claims, Denial, Draft, Envelope, EnvelopeError, Outcome, Receipt, ResultIdentity, Seal, Statement,
+    WorkspaceState,
 };
 
-use super::{Answered, Asked, Ran, attestation, failure};
+use super::{Answered, Ran, attestation, failure};
 use crate::launch::{Ended, Launch, LinkError, Settled};
 use crate::ledger::StoredReceipt;
 use crate::session::event::{CallRecord, ReceiptRef};
@@ -125,12 +124,23 @@ async fn seal_and<L: Launch>(
         network: ended.as_ref().and_then(|ended| ended.network.clone()),
         named,
     };
-    let Settled { evidence, kept } = match &ended {
-        Some(_) => launch.settle(asked.call, commit, claims).await?,
-        None => Settled { evidence: launch.record(asked.job, asked.call, program, claims).await?, kept: None },
+    let result = ResultIdentity {
+        digest: result_digest,
+        bytes: ended.as_ref().map_or(0, |ended| ended.stdout.len() as u64),
+        completeness: if spilling == Spilling::Done { "partial" } else { "complete" }.to_owned(),
     };
-    let mut notes = notes;
-    notes.extend(kept.as_deref().map(kept_in));
+    let draft = Draft { code, result: Some(result), notes, ..draft(origin, chain, arguments_digest, effects.as_str()) };
+    let seal = is_last.then(|| closing(origin, asked.job, chain.count + 1, None, None));
+    let Settled { evidence, kept, receipt } = match &ended {
+        Some(_) => {
+            let drafted = Drafted { draft: draft.clone(), seal: seal.clone() };
+            launch.settle(asked.call, commit, claims, drafted).await?
+        }
+        None => {
+            let evidence = launch.record(asked.job, asked.call, program, claims).await?;
+            Settled { evidence, kept: None, receipt: None }
+        }
+    };
     // The tool is content, but its changes could not be taken over.
     let is_withheld =
         commit && matches!(evidence.record.workspace.state, WorkspaceState::Conflict | WorkspaceState::Discarded);
@@ -152,25 +162,25 @@ async fn seal_and<L: Launch>(
     };
     let evidence_digest = Digest::of_json(&evidence.record)?;
     let outcome = Outcome { code, ..evidence.record.outcome.clone() };
-    let result = ResultIdentity {
-        digest: result_digest,
-        bytes: ended.as_ref().map_or(0, |ended| ended.stdout.len() as u64),
-        completeness: if spilling == Spilling::Done { "partial" } else { "complete" }.to_owned(),
-    };
-    let receipt = receipt(origin, chain, &asked, effects, evidence, outcome.clone(), arguments_digest, result, notes);
+    let workspace = &evidence.record.workspace;
     // A change of which only a part is known counts for nothing.
-    let keeps = keeps(receipt.workspace.state) && receipt.workspace.is_attested();
-    let written = if keeps {
-        paths(&receipt.workspace.created).chain(paths(&receipt.workspace.modified)).collect()
-    } else {
-        Vec::new()
+    let keeps = keeps(workspace.state) && workspace.is_attested();
+    let written =
+        if keeps { paths(&workspace.created).chain(paths(&workspace.modified)).collect() } else { Vec::new() };
+    let deleted = if keeps { paths(&workspace.deleted).collect() } else { Vec::new() };
+    let (sequence, workspace_after, usage) = (chain.count + 1, workspace.after, evidence.record.all_usage());
+    let Receipted { envelope, seal } = match receipt {
+        Some(receipt) => receipt,
+        None => {
+            let draft =
+                Draft { code, notes: draft.notes.into_iter().chain(kept.as_deref().map(kept_in)).collect(), ..draft };
+            let mut envelope = Envelope::unsigned(&Statement::about(draft.around(evidence)))?;
+            let seal = seal.map(|seal| Seal { evidence_head: Some(evidence_digest), ..seal });
+            let signed = launch.sign(asked.job, Some(asked.call), envelope.payload.clone(), seal).await?;
+            envelope.signatures.extend(signed.signature);
+            Receipted { envelope, seal: signed.seal }
+        }
     };
-    let deleted = if keeps { paths(&receipt.workspace.deleted).collect() } else { Vec::new() };
-    let (sequence, workspace_after, usage) = (receipt.sequence, receipt.workspace.after, receipt.usage.clone());
-    let mut envelope = Envelope::unsigned(&Statement::about(receipt))?;
-    let seal = is_last.then(|| closing(origin, asked.job, chain.count + 1, None, Some(evidence_digest)));
-    let signed = launch.sign(asked.job, Some(asked.call), envelope.payload.clone(), seal).await?;
-    envelope.signatures.extend(signed.signature);
     let record = CallRecord {
         code,
         content,
@@ -182,7 +192,7 @@ async fn seal_and<L: Launch>(
         unproven: is_unproven,
     };
     let sealed = Sealed { record, answered, envelope, evidence: evidence_digest, withheld, outcome, ended };
-    Ok((sealed, signed.seal))
+    Ok((sealed, seal))
 }
 
 /// Makes the receipt that takes another back, whose call's changes did not reach the workspace. It follows `chain`.
@@ -206,8 +216,9 @@ pub async fn seal_withdrawal<L: Launch>(
     let (job, call) = (evidence.record.job_id, evidence.record.call_id);
     let outcome = evidence.record.outcome.clone();
     let (arguments, declared) = (promised.arguments_digest, &promised.semantics.declared);
-    let receipt =
-        Receipt { notes: note.into_iter().collect(), ..around(origin, chain, *evidence, arguments, declared) };
+    let draft =
+        Draft { code: outcome.code, notes: note.into_iter().collect(), ..draft(origin, chain, arguments, declared) };
+    let receipt = draft.around(*evidence);
     let sequence = receipt.sequence;
     let mut envelope = Envelope::unsigned(&Statement::about(receipt))?;
     envelope.signatures.extend(launch.sign(job, Some(call), envelope.payload.clone(), None).await?.signature);
@@ -300,10 +311,6 @@ fn content(answered: &Answered) -> Value {
     }
 }
 
-/// What a receipt says of a call whose writes could not be held back.
-const WRITTEN_DIRECTLY: &str =
-    "the policy lets the call write to the workspace directly: what it wrote stays, whether it ended well or not";
-
 /// Why a call's changes were not taken over: the entries in the way, with the rule of each.
 fn withheld_error(code: Code, denied: &[Denial], kept: Option<&Path>) -> CallError {
     let paths: Vec<&Denial> =
@@ -333,67 +340,18 @@ fn paths(changes: &[Change]) -> impl Iterator<Item = String> + '_ {
     changes.iter().map(|change| change.path.clone())
 }
 
-#[expect(clippy::too_many_arguments, reason = "a receipt has that many independent parts")]
-fn receipt(
-    origin: &Origin,
-    chain: ReceiptsHead,
-    asked: &Asked,
-    effects: Effects,
-    evidence: SignedEvidence,
-    outcome: Outcome,
-    arguments_digest: Digest,
-    result: ResultIdentity,
-    notes: Vec<String>,
-) -> Receipt {
-    let mut notes = notes;
-    if evidence.record.workspace.state == WorkspaceState::Direct {
-        notes.push(WRITTEN_DIRECTLY.to_owned());
-    }
-    Receipt {
-        job_id: asked.job,
-        call_id: asked.call,
-        outcome,
-        result: Some(result),
-        notes,
-        ..around(origin, chain, evidence, arguments_digest, effects.as_str())
-    }
-}
-
-/// What a receipt takes from the evidence, from its place in the chain, and from where it is written.
-fn around(
-    origin: &Origin,
-    chain: ReceiptsHead,
-    evidence: SignedEvidence,
-    arguments_digest: Digest,
-    declared: &str,
-) -> Receipt {
-    let record = &evidence.record;
-    let observed = if record.workspace.is_changed() { "changed" } else { "unchanged" };
-    Receipt {
-        version: 1,
-        job_id: record.job_id,
-        call_id: record.call_id,
-        sequence: chain.count + 1,
-        previous: chain.head,
-        tool: record.tool.clone(),
+/// A receipt's draft with what it takes from its place in the chain, and from where it is written.
+fn draft(origin: &Origin, chain: ReceiptsHead, arguments_digest: Digest, declared: &str) -> Draft {
+    Draft {
+        chain,
         arguments_digest,
-        semantics: Semantics { declared: declared.to_owned(), observed: observed.to_owned() },
-        policy: record.policy.clone(),
-        enforced: record.enforced.clone(),
-        not_enforced: record.not_enforced.clone(),
-        started: record.started,
-        ended: record.ended,
-        outcome: record.outcome.clone(),
+        declared: declared.to_owned(),
+        code: None,
         result: None,
-        workspace: record.workspace.clone(),
-        denied: record.all_denied(),
-        usage: record.all_usage(),
+        notes: Vec::new(),
         host: origin.host.clone(),
         boot_id: origin.boot_id.clone(),
         agentd_version: env!("CARGO_PKG_VERSION").to_owned(),
         key_id: origin.key_id.clone(),
-        notes: Vec::new(),
-        withdraws: record.withdraws,
-        evidence,
     }
 }

@@ -80,7 +80,7 @@ fn watch(mut running: Running, log: &mut Stderr) -> Result<Exit, String> {
             }
         }
         if running.is_gone() {
-            let _ = running.finish().1.clear_away();
+            let _ = running.into_remains().clear_away();
             return verdict.unwrap_or_else(|| Err("its processes are gone, nobody knows how".to_owned()));
         }
         if Instant::now() >= until + PATIENCE {

@@ -8,16 +8,18 @@
 //!          │                                       ▼                                          gone     │       ▼
 //!          │                                    Killing ◄──────────────────────────────────────────────┼─── Killing
 //!          │                                       │ everyone gone, or stuck in the kernel             │
-//!          └───────────────────────────────────────┴─────────────────► Ended ◄─────────────────────────┘
-//!                                                                        │ the tree is read again, the verdict is there
-//!                                                                        ▼
+//!          └───────────────────────────────────────┴─────────────────► Ended ◄─────────────────────────┤
+//!                                                                        │ ▲                           │ nobody but PID 1 left
+//!                        the tree is read again, the verdict is there    │ └──────── Leaving ◄─────────┘
+//!                                                                        ▼  PID 1 gone
 //!                                                                     Sealed
 //! ```
 //!
 //! AwaitingWorkspace: the worker reads the tree as it is before. Starting: the sandbox is being set up. Running: the
 //! program runs. Terminating: everyone has got SIGTERM. Killing: everyone has got SIGKILL. Ended: no process is left (or
 //! what is left is set aside), agentd has been told, and the call waits for two things in any order: agentd's verdict and
-//! the worker's second reading. Then it is sealed and forgotten.
+//! the worker's second reading. Then it is sealed and forgotten. Leaving: of a sandbox without a workspace nobody is left but PID 1, which is
+//! the launcher's own and is killed. agentd has been told, and reads the reply meanwhile.
 
 mod attestation;
 
@@ -41,7 +43,7 @@ use super::program::{Resolved, Sight};
 use super::warm::Order;
 use crate::cgroup::Events;
 use crate::launch::{Exit, Finished, Remains, Running, Status};
-use crate::protocol::{LaunchFailure, Target};
+use crate::protocol::{Drafted, LaunchFailure, Target};
 
 /// How long a killed sandbox is waited for before it counts as stuck in the kernel.
 const STUCK: Duration = Duration::from_secs(2);
@@ -73,6 +75,7 @@ enum Phase {
     Running(Running),
     Terminating { running: Running, until: Instant },
     Killing { running: Running, until: Instant },
+    Leaving { running: Running, until: Instant },
     Ended,
 }
 
@@ -145,6 +148,8 @@ pub struct Call {
     pub workspace: Option<WorkspaceChange>,
     /// agentd's verdict.
     pub verdict: Option<Claims>,
+    /// The receipt that agentd drafted with it.
+    pub drafted: Option<Box<Drafted>>,
     /// Why it never ran.
     pub failure: Option<LaunchFailure>,
     /// Whether its program was executed.
@@ -180,6 +185,8 @@ pub struct Progress {
     pub has_started: bool,
     /// It has just ended.
     pub end: Option<End>,
+    /// It had ended, and PID 1 has just gone.
+    pub left: Option<Left>,
 }
 
 /// How the sandbox's processes went.
@@ -187,7 +194,18 @@ pub struct Progress {
 pub enum End {
     /// All gone.
     Gone(Finished, Remains),
+    /// All gone but PID 1.
+    Leaving(Finished),
     /// Killed, and the kernel does not let them go.
+    Stuck(Running),
+}
+
+/// How PID 1 went after everyone else.
+#[derive(Debug)]
+pub enum Left {
+    /// It is gone.
+    Gone(Remains),
+    /// The kernel does not let it go.
     Stuck(Running),
 }
 
@@ -225,6 +243,7 @@ impl Call {
             kept: None,
             workspace: None,
             verdict: None,
+            drafted: None,
             failure: None,
             has_run: false,
             phase: Phase::AwaitingWorkspace,
@@ -282,6 +301,18 @@ impl Call {
         self.exit = Some(Exit::Status(0));
     }
 
+    /// Whether it has ended, with PID 1.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        self.ended.is_some() && !self.is_leaving()
+    }
+
+    /// Whether PID 1 of its sandbox is waited for.
+    #[must_use]
+    pub const fn is_leaving(&self) -> bool {
+        matches!(self.phase, Phase::Leaving { .. })
+    }
+
     /// Asks for its end.
     pub fn stop(&mut self) {
         if self.ended.is_none() && self.stopped.is_none() && self.exit.is_none() {
@@ -303,7 +334,8 @@ impl Call {
             Phase::Starting(running)
             | Phase::Running(running)
             | Phase::Terminating { running, .. }
-            | Phase::Killing { running, .. } => running.kill(),
+            | Phase::Killing { running, .. }
+            | Phase::Leaving { running, .. } => running.kill(),
             Phase::AwaitingWorkspace | Phase::Ended => {}
         }
     }
@@ -320,6 +352,7 @@ impl Call {
                 descriptors.extend(self.exit.is_none().then(|| running.tool()));
                 descriptors.extend((!self.is_init_gone).then(|| running.init()));
             }
+            Phase::Leaving { running, .. } => descriptors.extend((!self.is_init_gone).then(|| running.init())),
         }
         if let Output::Captured(Some((_, stderr))) = &self.output {
             descriptors.extend(stderr.reader());
@@ -332,7 +365,7 @@ impl Call {
     pub fn wake(&self, now: Instant) -> Option<Instant> {
         match &self.phase {
             Phase::AwaitingWorkspace | Phase::Starting(_) | Phase::Running(_) => Some(self.deadline),
-            Phase::Terminating { until, .. } | Phase::Killing { until, .. } => {
+            Phase::Terminating { until, .. } | Phase::Killing { until, .. } | Phase::Leaving { until, .. } => {
                 let all_reaped = self.is_init_gone && self.exit.is_some();
                 Some(if all_reaped { (now + LOOK_AGAIN).min(*until) } else { *until })
             }
@@ -363,7 +396,10 @@ impl Call {
                 },
                 Phase::Running(mut running) => {
                     self.exit = running.reap();
-                    if self.exit.is_some() || self.must_end(now) {
+                    if self.exit.is_some() && self.sight == Sight::Nothing && !self.is_probe && running.is_deserted() {
+                        progress.end = Some(End::Leaving(running.finished()));
+                        (Phase::Leaving { running, until: now + STUCK }, true)
+                    } else if self.exit.is_some() || self.must_end(now) {
                         running.terminate();
                         (Phase::Terminating { running, until: now + grace }, false)
                     } else {
@@ -371,9 +407,8 @@ impl Call {
                     }
                 }
                 Phase::Terminating { mut running, until } => {
-                    if self.is_over(&mut running) {
-                        let (finished, remains) = running.finish();
-                        progress.end = Some(End::Gone(finished, remains));
+                    if self.is_gone(&mut running) {
+                        progress.end = Some(End::Gone(running.finished(), running.into_remains()));
                         return progress;
                     }
                     if now >= until {
@@ -383,13 +418,12 @@ impl Call {
                     }
                 }
                 Phase::Killing { mut running, until } => {
-                    let is_over = self.is_over(&mut running);
-                    if is_over || now >= until {
+                    let is_gone = self.is_gone(&mut running);
+                    if is_gone || now >= until {
                         self.has_run |= self.may_have_run(&mut running);
                     }
-                    if is_over {
-                        let (finished, remains) = running.finish();
-                        progress.end = Some(End::Gone(finished, remains));
+                    if is_gone {
+                        progress.end = Some(End::Gone(running.finished(), running.into_remains()));
                         return progress;
                     }
                     if now >= until {
@@ -397,6 +431,17 @@ impl Call {
                         return progress;
                     }
                     (Phase::Killing { running, until }, true)
+                }
+                Phase::Leaving { mut running, until } => {
+                    if self.is_gone(&mut running) {
+                        progress.left = Some(Left::Gone(running.into_remains()));
+                        return progress;
+                    }
+                    if now >= until {
+                        progress.left = Some(Left::Stuck(running));
+                        return progress;
+                    }
+                    (Phase::Leaving { running, until }, true)
                 }
                 phase @ (Phase::AwaitingWorkspace | Phase::Ended) => (phase, true),
             };
@@ -418,7 +463,7 @@ impl Call {
         self.failure.is_none() && (self.handover.is_some() || !matches!(running.read_status(), Status::Failed(_)))
     }
 
-    fn is_over(&mut self, running: &mut Running) -> bool {
+    fn is_gone(&mut self, running: &mut Running) -> bool {
         let exit = running.reap();
         self.exit = self.exit.or(exit);
         let mut init = [PollFd::from_borrowed_fd(running.init(), PollFlags::IN)];
@@ -429,12 +474,14 @@ impl Call {
 
     /// Notes its end. Without an `end` it never had a sandbox.
     pub fn end(&mut self, end: Option<&End>) -> &Record {
-        self.phase = Phase::Ended;
+        if !matches!(end, Some(End::Leaving(_))) {
+            self.phase = Phase::Ended;
+        }
         // Whoever reads the streams waits until nobody can write to them.
         (self.stdio, self.gate) = (None, None);
         self.handover = None;
         let (usage, events, denied, cgroup) = match end {
-            Some(End::Gone(finished, _)) => {
+            Some(End::Gone(finished, _) | End::Leaving(finished)) => {
                 (finished.usage.clone(), finished.events, finished.denied.clone(), finished.cgroup.clone())
             }
             Some(End::Stuck(running)) => {

@@ -281,7 +281,7 @@ impl Service {
         for (mut running, uid) in std::mem::take(&mut self.stuck) {
             running.reap();
             if running.is_gone() {
-                self.leaves.extend(running.finish().1.clear_away());
+                self.leaves.extend(running.into_remains().clear_away());
                 uid.into_iter().for_each(|uid| self.uids.give_back(uid));
             } else {
                 self.stuck.push((running, uid));
@@ -399,8 +399,7 @@ impl Service {
         self.calls.values().for_each(Call::kill);
         self.waiting.end_all(Instant::now());
         let until = Instant::now() + FAREWELL;
-        let is_over =
-            |service: &Self| !service.waiting.is_ending() && service.calls.values().all(|call| call.record().is_some());
+        let is_over = |service: &Self| !service.waiting.is_ending() && service.calls.values().all(Call::is_over);
         while !is_over(&self) && Instant::now() < until {
             let ids: Vec<_> = self.calls.keys().copied().collect();
             ids.into_iter().for_each(|call| self.look_at_call(call));

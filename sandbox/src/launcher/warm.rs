@@ -390,7 +390,7 @@ impl Waiting {
         for mut ending in std::mem::take(&mut self.ending) {
             ending.running.reap();
             if ending.running.is_gone() {
-                gone.push(Gone::Whole(ending.holder, ending.running.finish().1, ending.uid));
+                gone.push(Gone::Whole(ending.holder, ending.running.into_remains(), ending.uid));
             } else if now >= ending.until {
                 gone.push(Gone::Stuck(ending.holder, ending.running, ending.uid));
             } else {

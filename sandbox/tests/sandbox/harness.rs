@@ -258,8 +258,8 @@ impl Sandbox {
             Status::Failed(failure) => Err(failure),
             _ => Ok(exit),
         };
-        let (finished, remains) = running.finish();
-        assert!(remains.clear_away().is_none(), "the leaf could not be removed");
+        let finished = running.finished();
+        assert!(running.into_remains().clear_away().is_none(), "the leaf could not be removed");
         Output { exit, stdout: content(stdout), stderr: content(stderr), timed_out, finished, sandbox_id }
     }
 }

@@ -128,6 +128,12 @@ impl WorkspaceChange {
         }
     }
 
+    /// How many entries it names.
+    #[must_use]
+    pub const fn entries(&self) -> usize {
+        self.created.len() + self.modified.len() + self.deleted.len() + self.unattributed.len()
+    }
+
     /// Whether the call left the tree other than it was.
     #[must_use]
     pub const fn is_changed(&self) -> bool {

@@ -239,7 +239,7 @@ impl Service {
             return;
         }
         // What has ended without a verdict will get none.
-        self.calls.retain(|_, call| call.job != job || call.record().is_none());
+        self.calls.retain(|_, call| call.job != job || !call.is_over());
         let is_applying = self
             .grants
             .get(&job)

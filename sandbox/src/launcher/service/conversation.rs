@@ -5,9 +5,11 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Instant;
 
 use toolproto::code::Code;
+use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
 use toolproto::receipt::{
-    Claims, Envelope, Outcome, OutcomeKind, PAYLOAD_TYPE, Seal, Signature, Usage, WorkspaceChange,
+    Claims, Envelope, Outcome, OutcomeKind, PAYLOAD_TYPE, Seal, Signature, SignedEvidence, Statement, Usage,
+    WorkspaceChange, WorkspaceState,
 };
 
 use super::Service;
@@ -15,10 +17,34 @@ use super::withdrawing::{is_promise, without_changes};
 use crate::launcher::calls::{Call, Output};
 use crate::launcher::grants::{Asked, Phase, worker_failure};
 use crate::launcher::kept::Durable;
-use crate::launcher::key::SignError;
+use crate::launcher::key::{ReceiptKey, SignError};
 use crate::launcher::program;
-use crate::protocol::{Application, ApplyFailure, FromLauncher, Program, ToLauncher};
+use crate::protocol::{Application, ApplyFailure, Drafted, FromLauncher, Program, Receipted, ToLauncher};
 use crate::workspace::worker::{Answer, LockKind};
+
+/// How many entries evidence may name that travels with the receipt around it.
+const MOST_CHANGES: usize = 1000;
+
+/// Whether the receipt that was drafted before can stand around this: nothing was withheld, and nothing is unproven.
+fn stands(workspace: &WorkspaceChange) -> bool {
+    let is_withheld = matches!(workspace.state, WorkspaceState::Conflict | WorkspaceState::Discarded);
+    !is_withheld && workspace.is_attested() && workspace.entries() <= MOST_CHANGES
+}
+
+/// Puts a receipt around evidence and signs it, and what follows it.
+fn receipt_around(key: &ReceiptKey, drafted: Drafted, evidence: &SignedEvidence) -> Result<Receipted, SignError> {
+    let Drafted { draft, seal } = drafted;
+    let mut envelope = Envelope::unsigned(&Statement::about(draft.around(evidence.clone())))?;
+    envelope.signatures.push(key.sign_payload(&envelope.payload)?);
+    let seal = match seal {
+        Some(seal) => {
+            let evidence_head = Some(Digest::of_json(&evidence.record)?);
+            Some(key.sign_seal(&envelope, Seal { evidence_head, ..seal })?)
+        }
+        None => None,
+    };
+    Ok(Receipted { envelope, seal })
+}
 
 impl Service {
     pub(super) fn take_message(&mut self, message: ToLauncher, descriptors: Vec<OwnedFd>) {
@@ -33,7 +59,7 @@ impl Service {
                 self.launch(job, (call, attempt_of), &program, time_ms, &narrow, (descriptors, gated));
             }
             ToLauncher::Stop { call } => self.stop(call),
-            ToLauncher::Settle { call, commit, claims } => self.settle(call, commit, claims),
+            ToLauncher::Settle { call, commit, claims, receipt } => self.settle(call, commit, claims, receipt),
             ToLauncher::Stored { call } => self.stored(call),
             ToLauncher::Decide { call, stored } => self.decide(call, stored),
             ToLauncher::Reload => {
@@ -46,10 +72,10 @@ impl Service {
         }
     }
 
-    fn settle(&mut self, id: CallId, commit: bool, claims: Claims) {
+    fn settle(&mut self, id: CallId, commit: bool, claims: Claims, drafted: Option<Box<Drafted>>) {
         match self.calls.get_mut(&id) {
             Some(call) if call.record().is_some() && call.verdict.is_none() => {
-                call.verdict = Some(claims);
+                (call.verdict, call.drafted) = (Some(claims), drafted);
                 match call.layer.filter(|_| call.workspace.is_none()) {
                     Some(layer) => self.take_over(id, layer, commit),
                     None => self.seal_if_done(id),
@@ -73,7 +99,7 @@ impl Service {
         call.refuse(outcome, Usage::default());
         call.workspace = Some(WorkspaceChange::none());
         call.verdict = Some(claims);
-        self.seal(&call, uid);
+        self.seal(&mut call, uid);
     }
 
     fn sign(&mut self, job: JobId, call: Option<CallId>, payload: String, seal: Option<Box<Seal>>) {
@@ -84,15 +110,19 @@ impl Service {
         match self.signed(payload, seal) {
             Ok((signature, seal)) => {
                 self.tell(&FromLauncher::Signed { job, call, signature: Some(signature), seal }, Vec::new());
-                // agentd goes to the disk now.
-                self.clear_away(job);
-                // A direct call's job is sealed next, so its processes wait until it closes.
-                if self.grants.get(&job).is_some_and(|grant| grant.is_kept) {
-                    let orders = self.take_orders(job);
-                    orders.iter().for_each(|order| self.follow_order(order));
-                }
+                self.receipted(job);
             }
             Err(error) => self.misuse(error.to_string(), Some(job), call),
+        }
+    }
+
+    /// A call has its receipt. agentd goes to the disk now, and the launcher does what waited for that.
+    fn receipted(&mut self, job: JobId) {
+        self.clear_away(job);
+        // A direct call's job is sealed next, so its processes wait until it closes.
+        if self.grants.get(&job).is_some_and(|grant| grant.is_kept) {
+            let orders = self.take_orders(job);
+            orders.iter().for_each(|order| self.follow_order(order));
         }
     }
 
@@ -111,17 +141,17 @@ impl Service {
     /// Seals a call that has everything: its end, the workspace's part, the verdict.
     pub(super) fn seal_if_done(&mut self, id: CallId) {
         let Some(call) = self.calls.get(&id) else { return };
-        if call.record().is_none() || call.workspace.is_none() || call.verdict.is_none() {
+        if !call.is_over() || call.workspace.is_none() || call.verdict.is_none() {
             return;
         }
-        let Some(call) = self.calls.remove(&id) else { return };
+        let Some(mut call) = self.calls.remove(&id) else { return };
         if let Some(uid) = self.grants.get(&call.job).map(|grant| grant.peer.uid) {
-            self.seal(&call, uid);
+            self.seal(&mut call, uid);
         }
         self.close_if_done(call.job);
     }
 
-    fn seal(&mut self, call: &Call, uid: u32) {
+    fn seal(&mut self, call: &mut Call, uid: u32) {
         let Some(evidence) = call.evidence(uid) else { return };
         let Some(grant) = self.grants.get_mut(&call.job) else { return };
         match grant.chain.seal(evidence, &self.parts.key) {
@@ -131,8 +161,19 @@ impl Service {
                 }
                 self.keep_chain(call.job);
                 let kept = call.kept.clone();
-                let message = FromLauncher::Sealed { call: call.id, evidence: Box::new(evidence), kept };
+                let drafted = call.drafted.take().filter(|_| stands(&evidence.record.workspace));
+                let receipt =
+                    match drafted.map(|drafted| receipt_around(&self.parts.key, *drafted, &evidence)).transpose() {
+                        Ok(receipt) => receipt,
+                        Err(error) => return self.misuse(error.to_string(), Some(call.job), Some(call.id)),
+                    };
+                let is_receipted = receipt.is_some();
+                let receipt = receipt.map(Box::new);
+                let message = FromLauncher::Sealed { call: call.id, evidence: Box::new(evidence), kept, receipt };
                 self.tell(&message, Vec::new());
+                if is_receipted {
+                    self.receipted(call.job);
+                }
             }
             Err(error) => self.misuse(error.to_string(), Some(call.job), Some(call.id)),
         }

@@ -13,8 +13,8 @@ use toolproto::receipt::{Change, Outcome, OutcomeKind, Usage, WorkspaceChange};
 use super::{Parts, Service, empty_file};
 use crate::config::WhenBusy;
 use crate::host::{Host, Mechanism};
-use crate::launch::{self, Stdio};
-use crate::launcher::calls::{Call, End, Handover, Output, Passed};
+use crate::launch::{self, Running, Stdio};
+use crate::launcher::calls::{Call, End, Handover, Left, Output, Passed};
 use crate::launcher::capture::{Stderr, Stdout};
 use crate::launcher::grants::{Asked, Phase, Workspace, worker_failure};
 use crate::launcher::program::{self, Resolved, Sight, failure};
@@ -397,6 +397,29 @@ impl Service {
             Some(end) => self.ended(id, Some(end)),
             None => {}
         }
+        if let Some(left) = progress.left {
+            self.left(id, left);
+        }
+    }
+
+    /// Nobody is left of a call's sandbox whose end agentd knows already.
+    fn left(&mut self, id: CallId, left: Left) {
+        let Some(call) = self.calls.get_mut(&id) else { return };
+        let (job, uid) = (call.job, call.sandbox_uid.take());
+        match left {
+            Left::Gone(remains) => {
+                self.remains.push((job, remains));
+                uid.into_iter().for_each(|uid| self.uids.give_back(uid));
+            }
+            Left::Stuck(running) => self.leave_stuck(id, running, uid),
+        }
+        self.seal_if_done(id);
+        self.close_if_done(job);
+    }
+
+    fn leave_stuck(&mut self, id: CallId, running: Running, uid: Option<u32>) {
+        tracing::error!(call = %id, "a process is stuck in the kernel; its cgroup is set aside");
+        self.stuck.push((running, uid));
     }
 
     /// Ends a call that never had a sandbox.
@@ -420,8 +443,10 @@ impl Service {
             call.leave_unproven(Code::WorkspaceUnavailable);
             record.outcome = call.record().map_or(record.outcome, |record| record.outcome.clone());
         }
-        let uid = call.sandbox_uid.take();
-        self.release(id, end, uid);
+        if !call.is_leaving() {
+            let uid = call.sandbox_uid.take();
+            self.release(id, end, uid);
+        }
         let Some(call) = self.calls.get_mut(&id) else { return };
         let (descriptors, stdout_overflowed) = match captured(&mut call.output) {
             Ok(captured) => captured,
@@ -465,20 +490,13 @@ impl Service {
     /// Gives back what a sandbox had.
     pub(super) fn release(&mut self, id: CallId, end: Option<End>, uid: Option<u32>) {
         match end {
-            Some(End::Stuck(running)) => {
-                tracing::error!(call = %id, "a process is stuck in the kernel; its cgroup is set aside");
-                self.stuck.push((running, uid));
-            }
+            Some(End::Stuck(running)) => self.leave_stuck(id, running, uid),
+            // What sees a workspace is cleared away at once: a mount of that would stand in the way of what is done to it next.
             Some(End::Gone(_, remains)) => {
-                // A mount of a workspace would stand in the way of what is done to that next.
-                let job = self.calls.get(&id).filter(|call| call.sight == Sight::Nothing && !call.is_probe);
-                match job.map(|call| call.job) {
-                    Some(job) => self.remains.push((job, remains)),
-                    None => self.leaves.extend(remains.clear_away()),
-                }
+                self.leaves.extend(remains.clear_away());
                 uid.into_iter().for_each(|uid| self.uids.give_back(uid));
             }
-            None => uid.into_iter().for_each(|uid| self.uids.give_back(uid)),
+            Some(End::Leaving(_)) | None => uid.into_iter().for_each(|uid| self.uids.give_back(uid)),
         }
     }
 
