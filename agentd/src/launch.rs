@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use toolproto::code::Code;
 use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
-use toolproto::receipt::{Claims, Denial, Envelope, NetworkClaims, Outcome, Seal, Signature, SignedEvidence, Usage};
+use toolproto::receipt::{Claims, Denial, NetworkClaims, Outcome, Signature, SignedEvidence, Usage};
 
 use crate::feed::CallFeed;
 
@@ -150,15 +150,6 @@ pub struct Settled {
     pub receipt: Option<Receipted>,
 }
 
-/// What the launcher signed.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Signed {
-    /// The receipt's signature; absent while the launcher holds no key.
-    pub signature: Option<Signature>,
-    /// The seal that was to follow it.
-    pub seal: Option<Envelope>,
-}
-
 /// The launcher cannot be spoken with: agentd cannot go on running calls.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LinkError {
@@ -229,15 +220,14 @@ pub trait Launch: Send + Sync + 'static {
         claims: Claims,
     ) -> impl Future<Output = Result<SignedEvidence, LinkError>> + Send;
 
-    /// Signs a receipt's payload (base64, as in the envelope): of a sealed call, or without one the job's sealing receipt. With
-    /// a seal that follows it at once, signs that, too, once it names the signed receipt.
+    /// Signs a receipt's payload (base64, as in the envelope): of a sealed call, or without one the job's sealing receipt. No
+    /// signature while the launcher holds no key.
     fn sign(
         &self,
         job: JobId,
         call: Option<CallId>,
         payload: String,
-        seal: Option<Seal>,
-    ) -> impl Future<Output = Result<Signed, LinkError>> + Send;
+    ) -> impl Future<Output = Result<Option<Signature>, LinkError>> + Send;
 
     /// Ends the job's grant, its processes and its slice. With `Keep::ForLater` a readmission brings the grant back.
     fn close(&self, job: JobId, keep: Keep) -> impl Future<Output = Result<(), LinkError>> + Send;

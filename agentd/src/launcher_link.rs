@@ -29,13 +29,13 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
-use toolproto::receipt::{Claims, Seal, SignedEvidence};
+use toolproto::receipt::{Claims, Signature, SignedEvidence};
 
 use self::outbox::Outbox;
 use self::questions::{Answer, Expected, Key, Pending, Told};
 use self::stdio::{Gate, captured, feed_stdin, is_short, pipe};
 use crate::egress::Egress;
-use crate::launch::{Admission, Ended, Keep, Launch, LinkError, Order, Rejection, Settled, Signed, Stdin};
+use crate::launch::{Admission, Ended, Keep, Launch, LinkError, Order, Rejection, Settled, Stdin};
 use crate::progress;
 use crate::redaction::Redactor;
 
@@ -284,16 +284,10 @@ impl Launch for LauncherLink {
         Ok(sealed(self.ask(message, Vec::new(), Key::Evidence(call)).await?.message)?.evidence)
     }
 
-    async fn sign(
-        &self,
-        job: JobId,
-        call: Option<CallId>,
-        payload: String,
-        seal: Option<Seal>,
-    ) -> Result<Signed, LinkError> {
-        let message = ToLauncher::Sign { call, job, payload, seal: seal.map(Box::new) };
+    async fn sign(&self, job: JobId, call: Option<CallId>, payload: String) -> Result<Option<Signature>, LinkError> {
+        let message = ToLauncher::Sign { call, job, payload };
         match self.ask(message, Vec::new(), Key::Signature(job, call)).await?.message {
-            FromLauncher::Signed { signature, seal, .. } => Ok(Signed { signature, seal: seal.map(|seal| *seal) }),
+            FromLauncher::Signed { signature, .. } => Ok(signature),
             other => Err(unexpected(&other)),
         }
     }

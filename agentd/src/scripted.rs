@@ -19,13 +19,13 @@ use toolproto::extension::ExtensionManifest;
 use toolproto::ids::{CallId, JobId};
 use toolproto::manifest::ToolManifest;
 use toolproto::receipt::{
-    Claims, EXTENSION_PREFIX, Envelope, Evidence, Outcome, OutcomeKind, PAYLOAD_TYPE, PolicyIdentity, Seal,
-    SignedEvidence, Statement, ToolIdentity, Usage, WorkspaceChange,
+    Claims, EXTENSION_PREFIX, Evidence, Outcome, OutcomeKind, PolicyIdentity, Signature, SignedEvidence, ToolIdentity,
+    Usage, WorkspaceChange,
 };
 
 use crate::agent::{Agent, ApprovalRules};
 use crate::extension::Extension;
-use crate::launch::{Admission, Ended, Keep, Launch, LinkError, Order, Rejection, Settled, Signed, Stdin};
+use crate::launch::{Admission, Ended, Keep, Launch, LinkError, Order, Rejection, Settled, Stdin};
 use crate::model::{Model, ModelError, Reply, ReplyCall, Request, Watch};
 use crate::schema::Schema;
 use crate::session::budget::Budget;
@@ -312,17 +312,8 @@ impl Launch for Arc<ScriptedLaunch> {
         Ok(self.evidence(job, call, &program, None, claims))
     }
 
-    async fn sign(
-        &self,
-        _: JobId,
-        _: Option<CallId>,
-        payload: String,
-        seal: Option<Seal>,
-    ) -> Result<Signed, LinkError> {
-        let last = Envelope { payload, payload_type: PAYLOAD_TYPE.to_owned(), signatures: Vec::new() };
-        let seal = seal.map(|seal| Seal { previous: Some(last.digest().unwrap()), ..seal });
-        let seal = seal.map(|seal| Envelope::unsigned(&Statement::sealing(seal)).unwrap());
-        Ok(Signed { signature: None, seal })
+    async fn sign(&self, _: JobId, _: Option<CallId>, _: String) -> Result<Option<Signature>, LinkError> {
+        Ok(None)
     }
 
     async fn close(&self, job: JobId, keep: Keep) -> Result<(), LinkError> {

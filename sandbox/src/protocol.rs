@@ -284,10 +284,6 @@ pub enum ToLauncher {
         job: JobId,
         /// The envelope's payload, base64 as in the envelope.
         payload: String,
-        /// What closes the job's chain after this receipt, to be signed with it. Its `previous` is filled in: nobody knows the
-        /// digest of a signed receipt before it is signed.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        seal: Option<Box<Seal>>,
     },
     /// The job has ended.
     Close {
@@ -460,9 +456,6 @@ pub enum FromLauncher {
         call: Option<CallId>,
         /// The signature and the key's id; absent while the launcher holds no key.
         signature: Option<Signature>,
-        /// The signed seal, where one was to follow.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        seal: Option<Box<Envelope>>,
     },
     /// What agentd must take out of all text that leaves a call. Said before any call could know it.
     Secrets {

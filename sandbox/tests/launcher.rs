@@ -19,14 +19,15 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::process::{Pid, Signal};
 use sandbox::protocol::channel::{Channel, Received};
 use sandbox::protocol::{
-    Application, FromLauncher, LaunchFailure, Narrowing, Program, RUNTIME_STEP, SliceLimits, ToLauncher,
-    WorkspaceChoice,
+    Application, Drafted, FromLauncher, LaunchFailure, Narrowing, Program, RUNTIME_STEP, Receipted, SliceLimits,
+    ToLauncher, WorkspaceChoice,
 };
 use toolproto::code::Code;
 use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
+use toolproto::job::ReceiptsHead;
 use toolproto::receipt::{
-    Claims, Envelope, Outcome, OutcomeKind, PAYLOAD_TYPE, Seal, SignedEvidence, WorkspaceState, evidence_signing_bytes,
+    Claims, Draft, Outcome, OutcomeKind, PAYLOAD_TYPE, Seal, SignedEvidence, WorkspaceState, evidence_signing_bytes,
     key_id, pre_authentication_encoding,
 };
 
@@ -251,6 +252,17 @@ impl Bench {
         }
     }
 
+    fn settle_with(&self, call: CallId, drafted: Drafted) -> (SignedEvidence, Option<Receipted>) {
+        let receipt = Some(Box::new(drafted));
+        self.send(&ToLauncher::Settle { call, commit: true, claims: Claims::default(), receipt }, &[]);
+        match self.receive().0 {
+            FromLauncher::Sealed { call: sealed, evidence, receipt, .. } if sealed == call => {
+                (*evidence, receipt.map(|receipt| *receipt))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
     fn run(&self, job: JobId, script: &str) -> (Ended, SignedEvidence) {
         let call = self.launch(job, script);
         let ended = self.ended(call);
@@ -452,29 +464,10 @@ fn a_call_runs_confined_and_its_evidence_is_chained() {
         key.verify(bytes, &ed25519_dalek::Signature::from_slice(&signature).unwrap()).unwrap();
     };
     verify(&evidence_signing_bytes(&record).unwrap(), &evidence.signature.unwrap());
-    let time = jiff::Timestamp::UNIX_EPOCH;
-    let seal =
-        Seal { version: 1, job_id: job, count: 1, previous: None, evidence_head: None, sealed: time, key_id: None };
-    bench.send(
-        &ToLauncher::Sign {
-            job,
-            call: Some(record.call_id),
-            payload: BASE64.encode(b"{}"),
-            seal: Some(Box::new(seal)),
-        },
-        &[],
-    );
-    let FromLauncher::Signed { signature: Some(signature), seal: Some(seal), .. } = bench.receive().0 else { panic!() };
+    bench.send(&ToLauncher::Sign { job, call: Some(record.call_id), payload: BASE64.encode(b"{}") }, &[]);
+    let FromLauncher::Signed { signature: Some(signature), .. } = bench.receive().0 else { panic!() };
     assert_eq!(signature.keyid, key_id(key.as_bytes()));
     verify(&pre_authentication_encoding(PAYLOAD_TYPE, b"{}"), &signature.sig);
-    // What closes the chain names the receipt as it was signed.
-    verify(&seal.signing_bytes().unwrap(), &seal.signatures[0].sig);
-    let last = Envelope {
-        payload: BASE64.encode(b"{}"),
-        payload_type: PAYLOAD_TYPE.to_owned(),
-        signatures: vec![signature.clone()],
-    };
-    assert_eq!(seal.statement().unwrap()["predicate"]["previous"], serde_json::json!(last.digest().unwrap()));
     assert_eq!(record.workspace.state, WorkspaceState::Direct);
     assert_eq!(record.workspace.created.iter().map(|change| change.path.as_str()).collect::<Vec<_>>(), ["made.txt"]);
     assert_ne!(record.workspace.before, record.workspace.after);
@@ -493,6 +486,61 @@ fn a_call_runs_confined_and_its_evidence_is_chained() {
     if let Some(root) = bench.cgroups() {
         wait_until("an empty cgroup", || !root.join(format!("agent-{job}.slice")).exists());
     }
+}
+
+#[test]
+fn a_drafted_receipt_is_put_around_its_evidence_unless_something_was_withheld() {
+    let bench = Bench::start();
+    let (job, _) = bench.admit(WorkspaceChoice::None);
+    let call = bench.launch(job, "true");
+    assert_eq!(bench.ended(call).outcome.exit_status, Some(0));
+    let (evidence, receipt) = bench.settle_with(call, drafted(job, call));
+    let Receipted { envelope, seal: Some(seal) } = receipt.unwrap() else { panic!("no seal") };
+    let pem = fs::read_to_string(bench.dir.path().join("state/receipt.pub")).unwrap();
+    let key = VerifyingKey::from_public_key_pem(&pem).unwrap();
+    for signed in [&envelope, &seal] {
+        let signature = BASE64.decode(signed.signatures[0].sig.as_bytes()).unwrap();
+        let signature = ed25519_dalek::Signature::from_slice(&signature).unwrap();
+        key.verify(&signed.signing_bytes().unwrap(), &signature).unwrap();
+    }
+    let receipt = envelope.receipt().unwrap();
+    assert_eq!((receipt.sequence, receipt.host.as_str(), receipt.notes), (1, "host", vec!["drafted".to_owned()]));
+    assert_eq!((receipt.outcome.code, receipt.usage), (Some(Code::ToolProtocolError), evidence.record.all_usage()));
+    // What closes the chain names the receipt as it was signed, and its evidence.
+    let closing = &seal.statement().unwrap()["predicate"];
+    assert_eq!(closing["previous"], serde_json::json!(envelope.digest().unwrap()));
+    assert_eq!(closing["evidence_head"], serde_json::json!(Digest::of_json(&evidence.record).unwrap()));
+    assert_eq!(receipt.evidence, evidence);
+
+    let (job, workspace) = bench.admit(WorkspaceChoice::Private);
+    let command = ["sh", "-c", "echo theirs > note.txt"].map(str::to_owned).to_vec();
+    let program =
+        Program::Adhoc { policy: "layered".to_owned(), runtime: None, command, network: Vec::new(), keep: true };
+    let (out, err) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    let call = bench.launch_as(job, program, "", 60_000, &[out.as_fd(), err.as_fd()]);
+    assert_eq!(bench.ended(call).outcome.exit_status, Some(0));
+    fs::write(workspace.unwrap().join("note.txt"), "ours").unwrap();
+    let (evidence, receipt) = bench.settle_with(call, drafted(job, call));
+    assert_eq!((evidence.record.workspace.state, receipt), (WorkspaceState::Conflict, None));
+}
+
+/// A draft, and what closes the job after it.
+fn drafted(job: JobId, call: CallId) -> Drafted {
+    let draft = Draft {
+        chain: ReceiptsHead { count: 0, head: None },
+        arguments_digest: Digest::sha256(call.to_string().as_bytes()),
+        declared: "undeclared".to_owned(),
+        code: Some(Code::ToolProtocolError),
+        result: None,
+        notes: vec!["drafted".to_owned()],
+        host: "host".to_owned(),
+        boot_id: "boot".to_owned(),
+        agentd_version: "0".to_owned(),
+        key_id: None,
+    };
+    let sealed = jiff::Timestamp::UNIX_EPOCH;
+    let seal = Seal { version: 1, job_id: job, count: 1, previous: None, evidence_head: None, sealed, key_id: None };
+    Drafted { draft, seal: Some(seal) }
 }
 
 #[test]
@@ -667,7 +715,7 @@ fn messages_that_cannot_be_followed_change_nothing() {
         (launch(job), &[]),
         (ToLauncher::Settle { call, commit: true, claims: Claims::default(), receipt: None }, &[]),
         (ToLauncher::Record { job: unknown, call, program: echo(), claims: Claims::default() }, &[]),
-        (ToLauncher::Sign { job, call: Some(call), payload: String::new(), seal: None }, &[]),
+        (ToLauncher::Sign { job, call: Some(call), payload: String::new() }, &[]),
         (admit, &[pipe.as_fd()]),
     ];
     for (message, descriptors) in cases {

@@ -21,7 +21,7 @@ use toolproto::digest::Digest;
 use toolproto::framing::{EXEC_PROTOCOL, Frame, FrameKind, FrameReader};
 use toolproto::ids::{CallId, JobId};
 use toolproto::job::{Accepted, JobResult, Problem};
-use toolproto::receipt::{Claims, Seal, SignedEvidence};
+use toolproto::receipt::{Claims, Signature, SignedEvidence};
 
 use super::server::Bounds;
 use super::*;
@@ -110,14 +110,8 @@ impl Launch for Echo {
         self.0.record(job, call, what, claims).await
     }
 
-    async fn sign(
-        &self,
-        job: JobId,
-        call: Option<CallId>,
-        payload: String,
-        seal: Option<Seal>,
-    ) -> Result<launch::Signed, LinkError> {
-        launch::Launch::sign(&self.0, job, call, payload, seal).await
+    async fn sign(&self, job: JobId, call: Option<CallId>, payload: String) -> Result<Option<Signature>, LinkError> {
+        launch::Launch::sign(&self.0, job, call, payload).await
     }
 
     async fn close(&self, job: JobId, keep: Keep) -> Result<(), LinkError> {

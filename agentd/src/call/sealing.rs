@@ -175,10 +175,15 @@ async fn seal_and<L: Launch>(
             let draft =
                 Draft { code, notes: draft.notes.into_iter().chain(kept.as_deref().map(kept_in)).collect(), ..draft };
             let mut envelope = Envelope::unsigned(&Statement::about(draft.around(evidence)))?;
-            let seal = seal.map(|seal| Seal { evidence_head: Some(evidence_digest), ..seal });
-            let signed = launch.sign(asked.job, Some(asked.call), envelope.payload.clone(), seal).await?;
-            envelope.signatures.extend(signed.signature);
-            Receipted { envelope, seal: signed.seal }
+            envelope.signatures.extend(launch.sign(asked.job, Some(asked.call), envelope.payload.clone()).await?);
+            let seal = match seal {
+                Some(_) => {
+                    let chain = ReceiptsHead { count: sequence, head: Some(envelope.digest()?) };
+                    Some(seal_job(launch, origin, asked.job, chain, Some(evidence_digest)).await?)
+                }
+                None => None,
+            };
+            Receipted { envelope, seal }
         }
     };
     let record = CallRecord {
@@ -221,7 +226,7 @@ pub async fn seal_withdrawal<L: Launch>(
     let receipt = draft.around(*evidence);
     let sequence = receipt.sequence;
     let mut envelope = Envelope::unsigned(&Statement::about(receipt))?;
-    envelope.signatures.extend(launch.sign(job, Some(call), envelope.payload.clone(), None).await?.signature);
+    envelope.signatures.extend(launch.sign(job, Some(call), envelope.payload.clone()).await?);
     let content = content(&Answered::Failure(error.clone()));
     let receipt = ReceiptRef { sequence, digest: envelope.digest()? };
     Ok(Withdrawn { call, error, content, receipt, outcome, envelope, evidence: evidence_digest })
@@ -287,7 +292,7 @@ pub async fn seal_job<L: Launch>(
 ) -> Result<Envelope, SealError> {
     let seal = closing(origin, job, chain.count, chain.head, evidence_head);
     let mut envelope = Envelope::unsigned(&Statement::sealing(seal))?;
-    envelope.signatures.extend(launch.sign(job, None, envelope.payload.clone(), None).await?.signature);
+    envelope.signatures.extend(launch.sign(job, None, envelope.payload.clone()).await?);
     Ok(envelope)
 }
 

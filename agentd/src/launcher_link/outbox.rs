@@ -88,7 +88,7 @@ mod tests {
     const MANY: u128 = 2000;
 
     fn message(number: u128) -> ToLauncher {
-        ToLauncher::Sign { job: JobId::from_u128(number), call: None, payload: "x".repeat(2000), seal: None }
+        ToLauncher::Sign { job: JobId::from_u128(number), call: None, payload: "x".repeat(2000) }
     }
 
     #[test]

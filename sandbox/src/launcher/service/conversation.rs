@@ -8,8 +8,7 @@ use toolproto::code::Code;
 use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
 use toolproto::receipt::{
-    Claims, Envelope, Outcome, OutcomeKind, PAYLOAD_TYPE, Seal, Signature, SignedEvidence, Statement, Usage,
-    WorkspaceChange, WorkspaceState,
+    Claims, Envelope, Outcome, OutcomeKind, Seal, SignedEvidence, Statement, Usage, WorkspaceChange, WorkspaceState,
 };
 
 use super::Service;
@@ -67,7 +66,7 @@ impl Service {
                 self.tell(&FromLauncher::Reloaded { refused }, Vec::new());
             }
             ToLauncher::Record { job, call, program, claims } => self.record(job, call, &program, claims),
-            ToLauncher::Sign { job, call, payload, seal } => self.sign(job, call, payload, seal),
+            ToLauncher::Sign { job, call, payload } => self.sign(job, call, &payload),
             ToLauncher::Close { job, keep } => self.close(job, keep),
         }
     }
@@ -102,14 +101,14 @@ impl Service {
         self.seal(&mut call, uid);
     }
 
-    fn sign(&mut self, job: JobId, call: Option<CallId>, payload: String, seal: Option<Box<Seal>>) {
+    fn sign(&mut self, job: JobId, call: Option<CallId>, payload: &str) {
         let is_sealed = self.grants.get(&job).is_some_and(|grant| call.is_none_or(|call| grant.chain.has_sealed(call)));
         if !is_sealed {
             return self.misuse("the job has no grant, or the call is not sealed", Some(job), call);
         }
-        match self.signed(payload, seal) {
-            Ok((signature, seal)) => {
-                self.tell(&FromLauncher::Signed { job, call, signature: Some(signature), seal }, Vec::new());
+        match self.parts.key.sign_payload(payload) {
+            Ok(signature) => {
+                self.tell(&FromLauncher::Signed { job, call, signature: Some(signature) }, Vec::new());
                 self.receipted(job);
             }
             Err(error) => self.misuse(error.to_string(), Some(job), call),
@@ -124,18 +123,6 @@ impl Service {
             let orders = self.take_orders(job);
             orders.iter().for_each(|order| self.follow_order(order));
         }
-    }
-
-    fn signed(
-        &self,
-        payload: String,
-        seal: Option<Box<Seal>>,
-    ) -> Result<(Signature, Option<Box<Envelope>>), SignError> {
-        let key = &self.parts.key;
-        let signature = key.sign_payload(&payload)?;
-        let Some(seal) = seal else { return Ok((signature, None)) };
-        let last = Envelope { payload, payload_type: PAYLOAD_TYPE.to_owned(), signatures: vec![signature.clone()] };
-        Ok((signature, Some(Box::new(key.sign_seal(&last, *seal)?))))
     }
 
     /// Seals a call that has everything: its end, the workspace's part, the verdict.
