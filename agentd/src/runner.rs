@@ -274,8 +274,11 @@ impl<L: Launch> Runner<L> {
                         self.call_ended(call, ran.into()).await?;
                     }
                     Ok(()) => {
+                        // Its sandbox is prepared meanwhile. If it cannot be recorded, it is ended before it did anything.
+                        let recorded = Recorded::later();
+                        self.start(Asked { recorded: recorded.clone(), ..asked }, going);
                         self.append(Event::CallStarted { call }, Vec::new()).await?;
-                        self.start(asked, going);
+                        recorded.tell();
                     }
                 }
             }

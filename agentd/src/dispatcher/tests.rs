@@ -545,6 +545,20 @@ async fn no_tool_is_told_anything_of_a_call_that_is_not_in_the_ledger() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn no_tool_is_told_anything_of_a_jobs_call_whose_start_is_not_in_the_ledger() {
+    let office = Office::open(&[("write", answers(json!({})))], vec![calls(&[("write", json!({}))])]).await;
+    let ledger = rusqlite::Connection::open(office.folder.path().join(crate::ledger::FILE)).unwrap();
+    let refuse = "CREATE TRIGGER refuse BEFORE INSERT ON events WHEN instr(NEW.event, 'CALL_STARTED') BEGIN \
+                  SELECT RAISE(ABORT, 'no room'); END";
+    ledger.execute_batch(refuse).unwrap();
+    let result = office.run().await;
+    let (code, message, ..) = failed(&result);
+    assert_eq!(code, Code::LedgerUnavailable);
+    assert!(message.contains("no room"), "{message}");
+    assert!(office.launch.log.lock().unwrap().given.is_empty(), "it was told of a call that nobody has on record");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_call_that_is_granted_nothing_is_told_nothing_and_leaves_no_job() {
     let office = Office::open(&[("read", answers(json!({"n": 7})))], vec![]).await;
     office.launch.log.lock().unwrap().refuses = true;

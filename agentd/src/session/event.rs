@@ -265,7 +265,7 @@ pub enum Event {
         #[serde(skip_serializing_if = "Value::is_null", default)]
         details: Value,
     },
-    /// A call is about to be launched. Stored before it is, so that after a crash one knows which calls may have run.
+    /// A call is about to run. Stored before its program is executed, so that after a crash one knows which calls may have run.
     #[serde(rename = "CALL_STARTED")]
     CallStarted {
         /// The call.
