@@ -23,7 +23,7 @@ use sandbox::protocol::{
     ToLauncher, WorkspaceChoice,
 };
 use toolproto::code::Code;
-use toolproto::digest::Digest;
+use toolproto::digest::{Digest, canonical_json};
 use toolproto::ids::{CallId, JobId};
 use toolproto::job::ReceiptsHead;
 use toolproto::receipt::{
@@ -463,7 +463,7 @@ fn a_call_runs_confined_and_its_evidence_is_chained() {
         let signature = BASE64.decode(signature.as_bytes()).unwrap();
         key.verify(bytes, &ed25519_dalek::Signature::from_slice(&signature).unwrap()).unwrap();
     };
-    verify(&evidence_signing_bytes(&record).unwrap(), &evidence.signature.unwrap());
+    verify(&evidence_signing_bytes(&canonical_json(&record).unwrap()), &evidence.signature.unwrap());
     bench.send(&ToLauncher::Sign { job, call: Some(record.call_id), payload: BASE64.encode(b"{}") }, &[]);
     let FromLauncher::Signed { signature: Some(signature), .. } = bench.receive().0 else { panic!() };
     assert_eq!(signature.keyid, key_id(key.as_bytes()));

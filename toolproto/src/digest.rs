@@ -112,7 +112,9 @@ fn write_canonical(value: &Value, to: &mut Vec<u8>) -> Result<(), CanonicalError
         Value::Object(members) => {
             let mut sorted: Vec<_> = members.iter().collect();
             // By UTF-16 code units, as the RFC says: beyond the basic plane this is not the order of UTF-8.
-            sorted.sort_by(|(a, _), (b, _)| a.encode_utf16().cmp(b.encode_utf16()));
+            sorted.sort_by(|(a, _), (b, _)| {
+                if a.is_ascii() && b.is_ascii() { a.cmp(b) } else { a.encode_utf16().cmp(b.encode_utf16()) }
+            });
             to.push(b'{');
             for (index, (key, member)) in sorted.into_iter().enumerate() {
                 if index > 0 {

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::code::Code;
-use crate::digest::{CanonicalError, Digest, canonical_json};
+use crate::digest::Digest;
 use crate::ids::{CallId, JobId};
 
 pub use self::draft::Draft;
@@ -34,13 +34,9 @@ pub const EVIDENCE_DOMAIN: &[u8] = b"agentd evidence v1\n";
 
 /// The bytes that the launcher's signature over an evidence record covers: [`EVIDENCE_DOMAIN`], then the record's
 /// canonical JSON.
-///
-/// # Errors
-/// Never in practice: a record holds only what has a canonical form.
-pub fn evidence_signing_bytes(record: &Evidence) -> Result<Vec<u8>, CanonicalError> {
-    let mut bytes = EVIDENCE_DOMAIN.to_vec();
-    bytes.extend(canonical_json(record)?);
-    Ok(bytes)
+#[must_use]
+pub fn evidence_signing_bytes(canonical: &[u8]) -> Vec<u8> {
+    [EVIDENCE_DOMAIN, canonical].concat()
 }
 
 /// What became of the call's process.

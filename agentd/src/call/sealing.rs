@@ -49,9 +49,18 @@ pub struct Sealed {
     pub outcome: Outcome,
     /// How the launcher ended it; absent when it never ran.
     pub ended: Option<Ended>,
+    /// Whether it says that the workspace has changes which go there only once it is stored.
+    pub is_promise: bool,
 }
 
 impl Sealed {
+    /// Its receipt as the ledger stores it.
+    #[must_use]
+    pub fn stored(&self, call: CallId, sequence: u64) -> StoredReceipt {
+        let (envelope, is_promise) = (self.envelope.clone(), self.is_promise);
+        StoredReceipt { sequence, call: Some(call), envelope, is_promise }
+    }
+
     /// The call has failed after all.
     pub fn withdraw(&mut self, withdrawn: Withdrawn) {
         let Withdrawn { error, content, receipt, outcome, envelope, evidence, .. } = withdrawn;
@@ -168,6 +177,7 @@ async fn seal_and<L: Launch>(
     let written =
         if keeps { paths(&workspace.created).chain(paths(&workspace.modified)).collect() } else { Vec::new() };
     let deleted = if keeps { paths(&workspace.deleted).collect() } else { Vec::new() };
+    let is_promise = matches!(workspace.state, WorkspaceState::Committed | WorkspaceState::RolledBack);
     let (sequence, workspace_after, usage) = (chain.count + 1, workspace.after, evidence.record.all_usage());
     let Receipted { envelope, seal } = match receipt {
         Some(receipt) => receipt,
@@ -196,7 +206,7 @@ async fn seal_and<L: Launch>(
         deleted,
         unproven: is_unproven,
     };
-    let sealed = Sealed { record, answered, envelope, evidence: evidence_digest, withheld, outcome, ended };
+    let sealed = Sealed { record, answered, envelope, evidence: evidence_digest, withheld, outcome, ended, is_promise };
     Ok((sealed, seal))
 }
 
@@ -255,7 +265,8 @@ impl Withdrawn {
     /// As the ledger stores it.
     #[must_use]
     pub fn stored(&self) -> StoredReceipt {
-        StoredReceipt { sequence: self.receipt.sequence, call: Some(self.call), envelope: self.envelope.clone() }
+        let envelope = self.envelope.clone();
+        StoredReceipt { sequence: self.receipt.sequence, call: Some(self.call), envelope, is_promise: false }
     }
 }
 
@@ -270,11 +281,8 @@ fn kept_in(path: &Path) -> String {
 /// When a receipt cannot be read back.
 pub fn committed<'a>(receipts: impl IntoIterator<Item = &'a StoredReceipt>) -> Result<Vec<Receipt>, EnvelopeError> {
     let mut committed = Vec::new();
-    for stored in receipts.into_iter().filter(|stored| stored.call.is_some()) {
-        let receipt = stored.envelope.receipt()?;
-        if matches!(receipt.workspace.state, WorkspaceState::Committed | WorkspaceState::RolledBack) {
-            committed.push(receipt);
-        }
+    for stored in receipts.into_iter().filter(|stored| stored.is_promise) {
+        committed.push(stored.envelope.receipt()?);
     }
     Ok(committed)
 }

@@ -267,9 +267,10 @@ impl<L: Launch> Dispatcher<L> {
         let begin = async {
             let admit = async { if let Some(admit) = admit { admit.await.map(drop) } else { Ok(()) } };
             let insert = async { ledger.insert(entry).await.map(drop).map_err(unreadable) };
-            let begun = match tokio::join!(biased; admit, insert) {
-                (Err(refused), Ok(())) => ledger.forget(job).await.map_err(unreadable).and(Err(refused)),
-                (admitted, stored) => admitted.and(stored),
+            // The disk takes longest.
+            let begun = match tokio::join!(biased; insert, admit) {
+                (Ok(()), Err(refused)) => ledger.forget(job).await.map_err(unreadable).and(Err(refused)),
+                (stored, admitted) => admitted.and(stored),
             };
             // What could not be begun does not happen.
             begun.map(|()| recorded.tell()).inspect_err(|_| cancel.cancel())
@@ -292,7 +293,7 @@ impl<L: Launch> Dispatcher<L> {
         let mut receipts = Vec::new();
         let mut store = |chain: &mut ReceiptsHead, call: CallId, sealed: &Sealed| {
             *chain = ReceiptsHead { count: chain.count + 1, head: sealed.record.receipt.map(|receipt| receipt.digest) };
-            receipts.push(StoredReceipt { sequence: chain.count, call: Some(call), envelope: sealed.envelope.clone() });
+            receipts.push(sealed.stored(call, chain.count));
         };
         for ran in earlier {
             let call = ran.call();
@@ -304,7 +305,7 @@ impl<L: Launch> Dispatcher<L> {
         let (mut sealed, seal) =
             call::seal_last(&shared.launch, &shared.origin, chain, last).await.map_err(unsealed)?;
         store(&mut chain, call, &sealed);
-        receipts.push(StoredReceipt { sequence: chain.count + 1, call: None, envelope: seal });
+        receipts.push(StoredReceipt { sequence: chain.count + 1, call: None, envelope: seal, is_promise: false });
         let committed = call::committed(&receipts).map_err(|error| unsealed(error.into()))?;
         let stored = shared.ledger.append(job, Vec::new(), receipts, None);
         if committed.is_empty() {
@@ -326,7 +327,7 @@ impl<L: Launch> Dispatcher<L> {
                     let seal =
                         call::seal_job(&shared.launch, &shared.origin, job, head, Some(withdrawn.evidence)).await;
                     let envelope = seal.map_err(unsealed)?;
-                    let seal = StoredReceipt { sequence: head.count + 1, call: None, envelope };
+                    let seal = StoredReceipt { sequence: head.count + 1, call: None, envelope, is_promise: false };
                     shared.ledger.amend(job, vec![withdrawn.stored(), seal]).await.map_err(unreadable)?;
                     shared.launch.stored(withdrawn.call).await.map_err(unlinked)?;
                     sealed.withdraw(withdrawn);

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use tokio::io::AsyncWriteExt;
 
 use crate::launch::{LinkError, Recorded};
@@ -45,8 +46,16 @@ impl Gate {
 pub(super) async fn feed_stdin(pipe: OwnedFd, bytes: Arc<[u8]>, recorded: Recorded) {
     let written = async {
         recorded.wait().await;
+        // Most requests fit into the pipe as it is.
+        rustix::io::ioctl_fionbio(&pipe, true)?;
+        let written = match rustix::io::write(&pipe, &bytes) {
+            Ok(written) if written == bytes.len() => return Ok(()),
+            Ok(written) => written,
+            Err(Errno::AGAIN | Errno::INTR) => 0,
+            Err(error) => return Err(io::Error::from(error)),
+        };
         let mut pipe = tokio::net::unix::pipe::Sender::from_owned_fd(pipe)?;
-        pipe.write_all(&bytes).await
+        pipe.write_all(bytes.get(written..).unwrap_or_default()).await
     };
     if let Err(error) = written.await
         && error.kind() != io::ErrorKind::BrokenPipe

@@ -142,4 +142,6 @@ pub struct StoredReceipt {
     pub call: Option<CallId>,
     /// The receipt.
     pub envelope: Envelope,
+    /// Whether it says that the workspace has changes which go there only once it is stored.
+    pub is_promise: bool,
 }

@@ -136,6 +136,7 @@ async fn what_is_older_than_it_is_kept_goes_and_nothing_else() {
             payload_type: String::new(),
             signatures: Vec::new(),
         },
+        is_promise: false,
     };
     for one in [&ended, &unfinished] {
         ledger.insert(one.clone()).await.unwrap();

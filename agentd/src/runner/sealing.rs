@@ -9,7 +9,7 @@ use toolproto::job::ReceiptsHead;
 use toolproto::receipt::Receipt;
 
 use super::{Abort, Runner, Shared};
-use crate::call::{self, Ran, Sealed, Withdrawn};
+use crate::call::{self, Ran, Withdrawn};
 use crate::guards::Attempts;
 use crate::launch::Launch;
 use crate::ledger::StoredReceipt;
@@ -54,7 +54,7 @@ impl<L: Launch> Runner<L> {
         let ran = call::refused(&self.offer.tools, self.asked(planned, Duration::ZERO), error);
         let sealed = call::seal(&self.shared.launch, &self.shared.origin, chain, ran).await?;
         self.evidence_head = Some(sealed.evidence);
-        let receipt = StoredReceipt { sequence: chain.count + 1, call: Some(planned.call), envelope: sealed.envelope };
+        let receipt = sealed.stored(planned.call, chain.count + 1);
         Ok((sealed.record, receipt))
     }
 
@@ -87,12 +87,11 @@ impl<L: Launch> Runner<L> {
     ) -> Result<CallRecord, Abort> {
         let call = ran.call();
         let ran = spill::keep(&self.shared.ledger, ran).await?;
-        let Sealed { record, envelope, evidence, .. } =
-            call::seal(&self.shared.launch, &self.shared.origin, *chain, ran).await?;
-        self.evidence_head = Some(evidence);
-        (chain.count, chain.head) = (chain.count + 1, record.receipt.map(|receipt| receipt.digest));
-        receipts.push(StoredReceipt { sequence: chain.count, call: Some(call), envelope });
-        Ok(record)
+        let sealed = call::seal(&self.shared.launch, &self.shared.origin, *chain, ran).await?;
+        self.evidence_head = Some(sealed.evidence);
+        (chain.count, chain.head) = (chain.count + 1, sealed.record.receipt.map(|receipt| receipt.digest));
+        receipts.push(sealed.stored(call, chain.count));
+        Ok(sealed.record)
     }
 
     /// The changes of a call that had ended well did not reach the workspace: it has failed, and a further receipt says so.
@@ -121,6 +120,6 @@ impl<L: Launch> Runner<L> {
         let chain = self.session.receipts();
         let Shared { launch, origin, .. } = &*self.shared;
         let envelope = call::seal_job(launch, origin, self.job, chain, self.evidence_head).await?;
-        Ok(StoredReceipt { sequence: chain.count + 1, call: None, envelope })
+        Ok(StoredReceipt { sequence: chain.count + 1, call: None, envelope, is_promise: false })
     }
 }

@@ -24,11 +24,11 @@ use std::collections::HashSet;
 use std::fmt;
 
 use serde::Serialize;
-use toolproto::digest::Digest;
+use toolproto::digest::{Digest, canonical_json};
 use toolproto::ids::JobId;
 use toolproto::receipt::{
     Envelope, PAYLOAD_TYPE, PREDICATE_TYPE, Receipt, SEAL_PREDICATE_TYPE, STATEMENT_TYPE, Seal, Statement,
-    WorkspaceState,
+    WorkspaceState, evidence_signing_bytes,
 };
 
 pub use self::keys::{KeyRing, KeyRingError};
@@ -279,8 +279,8 @@ impl<'k> Check<'k> {
             return self.fault(line, Fault::EvidenceUnsigned, "the launcher's evidence has no signature");
         };
         // It names no key: agentd may have been started with another one between evidence and envelope.
-        let fits = toolproto::receipt::evidence_signing_bytes(&receipt.evidence.record)
-            .is_ok_and(|bytes| self.ring.any_has_signed(&bytes, signature));
+        let fits = canonical_json(&receipt.evidence.record)
+            .is_ok_and(|record| self.ring.any_has_signed(&evidence_signing_bytes(&record), signature));
         if !fits {
             self.fault(line, Fault::EvidenceBadSignature, "the evidence's signature does not fit the evidence");
         }

@@ -5,6 +5,7 @@ use ed25519_dalek::pkcs8::EncodePublicKey;
 use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
 use ed25519_dalek::{Signer, SigningKey};
 use serde_json::{Value, json};
+use toolproto::digest::canonical_json;
 use toolproto::ids::CallId;
 use toolproto::key_history::{KEY_CHANGE_VERSION, KeyChange, OldKey, OldSignature, PublicKey};
 use toolproto::receipt::{
@@ -77,7 +78,7 @@ fn receipt_by(
         "claims": {"arguments_digest": Digest::sha256(b"{}"), "result_digest": Digest::sha256(b"[]")}}),
     );
     let evidence: Evidence = serde_json::from_value(record).unwrap();
-    let signature = signing_key(seed).sign(&evidence_signing_bytes(&evidence).unwrap());
+    let signature = signing_key(seed).sign(&evidence_signing_bytes(&canonical_json(&evidence).unwrap()));
     let evidence = SignedEvidence { record: evidence, signature: Some(BASE64.encode(&signature.to_bytes())) };
     extend(
         &mut outer,

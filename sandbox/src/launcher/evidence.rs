@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use toolproto::digest::Digest;
+use toolproto::digest::{Digest, canonical_json};
 use toolproto::ids::CallId;
 use toolproto::receipt::{Evidence, SignedEvidence};
 
@@ -60,8 +60,9 @@ impl Chain {
     pub fn seal(&mut self, mut record: Evidence, key: &ReceiptKey) -> Result<SignedEvidence, SignError> {
         record.sequence = self.sequence() + 1;
         record.previous = self.heads.last().copied();
-        let signature = key.sign_evidence(&record)?;
-        self.heads.push(Digest::of_json(&record)?);
+        let canonical = canonical_json(&record)?;
+        let signature = key.sign_evidence(&canonical);
+        self.heads.push(Digest::sha256(&canonical));
         self.sealed.insert(record.call_id);
         Ok(SignedEvidence { record, signature: Some(signature) })
     }

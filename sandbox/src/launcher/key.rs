@@ -20,8 +20,7 @@ use ed25519_dalek::pkcs8::{DecodePrivateKey, EncodePrivateKey, EncodePublicKey};
 use ed25519_dalek::{Signer, SigningKey};
 use toolproto::key_history::{HistoryError, KeyChange, OldKey, OldSignature, PublicKey};
 use toolproto::receipt::{
-    Envelope, Evidence, PAYLOAD_TYPE, Seal, Signature, Statement, evidence_signing_bytes, key_id,
-    pre_authentication_encoding,
+    Envelope, PAYLOAD_TYPE, Seal, Signature, Statement, evidence_signing_bytes, key_id, pre_authentication_encoding,
 };
 
 use super::key_history::{HISTORY, KeyHistory};
@@ -199,12 +198,10 @@ impl ReceiptKey {
         self.has_changed
     }
 
-    /// Signs a record of evidence.
-    ///
-    /// # Errors
-    /// Never in practice: a record holds only what has a canonical form.
-    pub fn sign_evidence(&self, record: &Evidence) -> Result<String, SignError> {
-        Ok(self.sign(&evidence_signing_bytes(record)?))
+    /// Signs a record of evidence by its canonical JSON.
+    #[must_use]
+    pub fn sign_evidence(&self, canonical: &[u8]) -> String {
+        self.sign(&evidence_signing_bytes(canonical))
     }
 
     /// Signs an envelope by its payload.

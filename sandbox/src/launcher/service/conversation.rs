@@ -31,15 +31,17 @@ fn stands(workspace: &WorkspaceChange) -> bool {
 }
 
 /// Puts a receipt around evidence and signs it, and what follows it.
-fn receipt_around(key: &ReceiptKey, drafted: Drafted, evidence: &SignedEvidence) -> Result<Receipted, SignError> {
+fn receipt_around(
+    key: &ReceiptKey,
+    drafted: Drafted,
+    evidence: &SignedEvidence,
+    evidence_head: Option<Digest>,
+) -> Result<Receipted, SignError> {
     let Drafted { draft, seal } = drafted;
     let mut envelope = Envelope::unsigned(&Statement::about(draft.around(evidence.clone())))?;
     envelope.signatures.push(key.sign_payload(&envelope.payload)?);
     let seal = match seal {
-        Some(seal) => {
-            let evidence_head = Some(Digest::of_json(&evidence.record)?);
-            Some(key.sign_seal(&envelope, Seal { evidence_head, ..seal })?)
-        }
+        Some(seal) => Some(key.sign_seal(&envelope, Seal { evidence_head, ..seal })?),
         None => None,
     };
     Ok(Receipted { envelope, seal })
@@ -146,14 +148,17 @@ impl Service {
                 if let Some(workspace) = grant.workspace.as_mut().filter(|_| is_promise(&evidence.record)) {
                     workspace.promised.insert(call.id, without_changes(&evidence.record));
                 }
+                let evidence_head = grant.chain.heads().last().copied();
                 self.keep_chain(call.job);
                 let kept = call.kept.clone();
                 let drafted = call.drafted.take().filter(|_| stands(&evidence.record.workspace));
-                let receipt =
-                    match drafted.map(|drafted| receipt_around(&self.parts.key, *drafted, &evidence)).transpose() {
-                        Ok(receipt) => receipt,
-                        Err(error) => return self.misuse(error.to_string(), Some(call.job), Some(call.id)),
-                    };
+                let receipt = match drafted
+                    .map(|drafted| receipt_around(&self.parts.key, *drafted, &evidence, evidence_head))
+                    .transpose()
+                {
+                    Ok(receipt) => receipt,
+                    Err(error) => return self.misuse(error.to_string(), Some(call.job), Some(call.id)),
+                };
                 let is_receipted = receipt.is_some();
                 let receipt = receipt.map(Box::new);
                 let message = FromLauncher::Sealed { call: call.id, evidence: Box::new(evidence), kept, receipt };
