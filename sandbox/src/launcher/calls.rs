@@ -18,8 +18,8 @@
 //! AwaitingWorkspace: the worker reads the tree as it is before. Starting: the sandbox is being set up. Running: the
 //! program runs. Terminating: everyone has got SIGTERM. Killing: everyone has got SIGKILL. Ended: no process is left (or
 //! what is left is set aside), agentd has been told, and the call waits for two things in any order: agentd's verdict and
-//! the worker's second reading. Then it is sealed and forgotten. Leaving: of a sandbox without a workspace nobody is left but PID 1, which is
-//! the launcher's own and is killed. agentd has been told, and reads the reply meanwhile.
+//! the worker's second reading. Then it is sealed and forgotten. Leaving: of a sandbox that could not write to a workspace nobody is left
+//! but PID 1, which is the launcher's own and is killed. agentd has been told, and reads the reply meanwhile.
 
 mod attestation;
 
@@ -307,6 +307,12 @@ impl Call {
         self.ended.is_some() && !self.is_leaving()
     }
 
+    /// Whether agentd may be told of its end before PID 1 and the mounts have gone. What it could write to is to be read next, or to
+    /// be changed by others; a probe is forgotten at once.
+    const fn may_leave(&self) -> bool {
+        matches!(self.sight, Sight::Nothing | Sight::ReadOnly) && !self.is_probe
+    }
+
     /// Whether PID 1 of its sandbox is waited for.
     #[must_use]
     pub const fn is_leaving(&self) -> bool {
@@ -396,7 +402,7 @@ impl Call {
                 },
                 Phase::Running(mut running) => {
                     self.exit = running.reap();
-                    if self.exit.is_some() && self.sight == Sight::Nothing && !self.is_probe && running.is_deserted() {
+                    if self.exit.is_some() && self.may_leave() && running.is_deserted() {
                         progress.end = Some(End::Leaving(running.finished()));
                         (Phase::Leaving { running, until: now + STUCK }, true)
                     } else if self.exit.is_some() || self.must_end(now) {

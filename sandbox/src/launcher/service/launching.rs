@@ -491,7 +491,7 @@ impl Service {
     pub(super) fn release(&mut self, id: CallId, end: Option<End>, uid: Option<u32>) {
         match end {
             Some(End::Stuck(running)) => self.leave_stuck(id, running, uid),
-            // What sees a workspace is cleared away at once: a mount of that would stand in the way of what is done to it next.
+            // What could write to a workspace is cleared away at once: a mount of that would stand in the way of what is done to it next.
             Some(End::Gone(_, remains)) => {
                 self.leaves.extend(remains.clear_away());
                 uid.into_iter().for_each(|uid| self.uids.give_back(uid));
