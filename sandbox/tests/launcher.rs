@@ -745,23 +745,29 @@ fn a_launch_that_did_not_wait_for_its_grant_ends_when_that_is_refused() {
 fn a_gated_program_is_executed_when_the_gate_opens_and_never_when_it_closes() {
     let bench = Bench::start();
     let (job, _) = bench.admit(WorkspaceChoice::None);
-    let launch = || {
+    let time_ms = 300;
+    let launch = |script: &str| {
         let (gate, keeper) = std::io::pipe().unwrap();
         let (stdin, mut writer) = std::io::pipe().unwrap();
-        writeln!(writer, "echo ran").unwrap();
+        writeln!(writer, "{script}").unwrap();
         let call = CallId::generate();
         let (program, narrow) = (Program::Tool { name: "echo".to_owned() }, Narrowing::default());
-        let message = ToLauncher::Launch { job, call, attempt_of: call, program, time_ms: 60_000, narrow, gated: true };
+        let message = ToLauncher::Launch { job, call, attempt_of: call, program, time_ms, narrow, gated: true };
         bench.send(&message, &[stdin.as_fd(), gate.as_fd()]);
         (call, keeper)
     };
-    let (call, mut keeper) = launch();
-    assert!(!bench.has_answer(Duration::from_millis(100)), "it was executed before the gate was opened");
+    let (call, mut keeper) = launch("sleep 0.2; echo ran");
+    // Longer than its time: what it waits for is not its own doing.
+    assert!(!bench.has_answer(Duration::from_millis(600)), "it did not wait for the gate");
     keeper.write_all(&[1]).unwrap();
     bench.started();
     assert_eq!(bench.ended(call).output[0], "ran\n");
     bench.settle(call);
-    let (call, keeper) = launch();
+    let (call, mut keeper) = launch("sleep 60");
+    keeper.write_all(&[1]).unwrap();
+    assert_eq!(bench.ended(call).outcome.code, Some(Code::ToolTimeout), "its time is over all the same");
+    bench.settle(call);
+    let (call, keeper) = launch("echo ran");
     drop(keeper);
     let ended = bench.ended(call);
     let failure = ended.failure.unwrap();

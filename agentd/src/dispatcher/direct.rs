@@ -213,9 +213,7 @@ impl<L: Launch> Dispatcher<L> {
             let work = work(job, recorded.clone(), cancel.clone());
             let work = dispatcher.begin_with(job, wish, recorded, cancel, work);
             let done = dispatcher.finish(job, work).await;
-            if let Ok(done) = &done {
-                dispatcher.inner.observer.tell(done.observation(uid, tool));
-            }
+            let observation = done.as_ref().ok().map(|done| done.observation(uid, tool));
             // The caller may have gone.
             let tell = |done| drop(teller.send(done));
             if has_workspace {
@@ -227,6 +225,7 @@ impl<L: Launch> Dispatcher<L> {
                 tokio::task::yield_now().await;
                 dispatcher.close(job, Keep::Nothing).await;
             }
+            observation.into_iter().for_each(|observation| dispatcher.inner.observer.tell(observation));
         });
         let done = told.await.map_err(|_| lost())?;
         drop(leaving.disarm());

@@ -22,6 +22,7 @@
 //! but PID 1, which is the launcher's own and is killed. agentd has been told, and reads the reply meanwhile.
 
 mod attestation;
+mod gate;
 
 use std::mem;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -37,6 +38,7 @@ use toolproto::receipt::{
     Change, Claims, Denial, Evidence, Outcome, OutcomeKind, PolicyIdentity, ToolIdentity, Usage, WorkspaceChange,
 };
 
+use self::gate::{Deferred, Gate};
 use super::capture::{Stderr, Stdout};
 use super::evidence;
 use super::program::{Resolved, Sight};
@@ -122,7 +124,7 @@ pub struct Call {
     pub is_held_up: bool,
     /// Its stdin and what else came with it, until they are the sandbox's.
     pub stdio: Option<(OwnedFd, Passed)>,
-    /// What its program waits for before it is executed, until it is the sandbox's.
+    /// What its program waits for before it is executed, until it has a process.
     pub gate: Option<OwnedFd>,
     /// What is started ahead for calls like this one, if its tool wants that.
     pub ahead: Option<Order>,
@@ -155,6 +157,8 @@ pub struct Call {
     /// Whether its program was executed.
     pub has_run: bool,
     phase: Phase,
+    /// Its gate from when it has a process, while it may be closed.
+    closed: Option<Gate>,
     deadline: Instant,
     stopped: Option<Stopped>,
     exit: Option<Exit>,
@@ -247,6 +251,7 @@ impl Call {
             failure: None,
             has_run: false,
             phase: Phase::AwaitingWorkspace,
+            closed: None,
             deadline,
             stopped: None,
             exit: None,
@@ -280,6 +285,7 @@ impl Call {
         if let Some(time) = self.resolved.as_ref().and_then(|resolved| resolved.time) {
             self.deadline = self.deadline.min(now + time);
         }
+        self.closed = self.gate.take().map(|pipe| Gate::new(pipe, self.deadline, now));
         self.phase = Phase::Starting(running);
     }
 
@@ -292,6 +298,7 @@ impl Call {
     /// Goes back to where it was before it had a process.
     pub fn start_again(&mut self) {
         self.phase = Phase::AwaitingWorkspace;
+        self.gate = self.closed.take().map(|closed| closed.pipe);
         (self.exit, self.is_init_gone, self.failure, self.handover) = (None, false, None, None);
         self.output = Output::Captured(None);
     }
@@ -328,10 +335,20 @@ impl Call {
 
     /// Whether it has to end now, by its deadline or because it was asked to.
     pub fn must_end(&mut self, now: Instant) -> bool {
-        if self.stopped.is_none() && now >= self.deadline {
+        if self.stopped.is_none() && now >= self.deadline && !self.is_put_off(now) {
             self.stopped = Some(Stopped::Deadline);
         }
         self.stopped.is_some()
+    }
+
+    /// Whether its deadline has not really passed, since it could do nothing yet.
+    fn is_put_off(&mut self, now: Instant) -> bool {
+        match self.closed.as_ref().and_then(|closed| closed.put_off(now)) {
+            Some(Deferred::Closed(deadline)) => self.deadline = deadline,
+            Some(Deferred::Open(deadline)) => (self.deadline, self.closed) = (deadline, None),
+            None => return false,
+        }
+        now < self.deadline
     }
 
     /// Kills everyone, without waiting.
@@ -391,6 +408,10 @@ impl Call {
                     Status::Executing => {
                         progress.has_started = true;
                         self.has_run = true;
+                        // One that was started ahead is kept from its request instead.
+                        if let Some(closed) = self.closed.take_if(|_| self.handover.is_none()) {
+                            self.deadline = closed.opened(now);
+                        }
                         (Phase::Running(running), false)
                     }
                     Status::Failed(failure) => {
@@ -484,7 +505,7 @@ impl Call {
             self.phase = Phase::Ended;
         }
         // Whoever reads the streams waits until nobody can write to them.
-        (self.stdio, self.gate) = (None, None);
+        (self.stdio, self.gate, self.closed) = (None, None, None);
         self.handover = None;
         let (usage, events, denied, cgroup) = match end {
             Some(End::Gone(finished, _) | End::Leaving(finished)) => {

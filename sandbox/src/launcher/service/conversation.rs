@@ -117,11 +117,11 @@ impl Service {
         }
     }
 
-    /// A call has its receipt. agentd goes to the disk now, and the launcher does what waited for that.
+    /// A call has its receipt. agentd goes to the disk now, and the launcher does what waited for that. A direct call's job closes
+    /// next, and is not kept from it.
     fn receipted(&mut self, job: JobId) {
-        self.clear_away(job);
-        // A direct call's job is sealed next, so its processes wait until it closes.
         if self.grants.get(&job).is_some_and(|grant| grant.is_kept) {
+            self.clear_away(job);
             let orders = self.take_orders(job);
             orders.iter().for_each(|order| self.follow_order(order));
         }

@@ -320,7 +320,7 @@ impl Service {
             None => None,
         };
         let Some((stdin, passed)) = call.stdio.take() else { return Ok(()) };
-        let gate = call.gate.take();
+        let gate = call.gate.as_ref().map(OwnedFd::try_clone).transpose().map_err(|error| step("gate", &error))?;
         let (stdout, stderr, events) = match passed {
             Passed::Streams(stdout, stderr) => (stdout, stderr, None),
             Passed::Events(events) => {
@@ -385,7 +385,7 @@ impl Service {
             let handover = call.handover.take();
             if handover.is_some() {
                 // What came with the order goes unused: agentd is given the ends of what the process has already.
-                (call.stdio, call.gate) = (None, None);
+                call.stdio = None;
             }
             self.tell(&message, Vec::new());
             if let Some(Handover { stdin, events }) = handover {
