@@ -17,7 +17,7 @@
 //!           ←  Started                        the tool's exec has happened
 //!           ←  Handover + stdin (+ progress)  (started ahead) the request goes here, not into the `Launch`'s stdin
 //!   Stop                                →    (any time) SIGTERM, grace, cgroup.kill
-//!           ←  Ended   + stdout, stderr       the cgroup is empty
+//!           ←  Ended   + stdout, stderr       no process of the tool's is left; PID 1 may still be going
 //!   Settle                              →    the reply's verdict and digests: commit or discard; and the receipt's draft
 //!           ←  Sealed                         the evidence, chained and signed, mostly with the receipt around it; a commit is
 //!                                             prepared by then

@@ -489,6 +489,30 @@ fn a_call_runs_confined_and_its_evidence_is_chained() {
 }
 
 #[test]
+fn nothing_of_a_sandbox_outlives_the_evidence_and_nothing_at_all_the_job() {
+    let bench = Bench::start();
+    let (job, _) = bench.admit(WorkspaceChoice::None);
+    let launcher = bench.launcher.0.id();
+    for script in ["true", "sleep 60 & exit 0", "exit 3", "dd if=/dev/zero of=/tmp/x bs=1M count=1 2>&1 | tail -1"] {
+        let (_, evidence) = bench.run(job, script);
+        assert_eq!(child_of(launcher, |name| name == "agentd-init"), None, "PID 1 is left after `{script}`");
+        assert_ne!(evidence.record.cgroup, "none");
+        let leaf = bench.cgroups().unwrap().join(&evidence.record.cgroup);
+        let left = fs::read_to_string(leaf.join("cgroup.procs")).unwrap_or_default();
+        assert_eq!(left, "", "processes are left after `{script}`");
+    }
+    bench.send(&ToLauncher::Close { job, keep: false }, &[]);
+    assert_eq!(bench.receive().0, FromLauncher::Closed { job });
+    let slices: Vec<_> = fs::read_dir(bench.cgroups().unwrap()).unwrap().map(|entry| entry.unwrap()).collect();
+    let slices = slices.iter().filter(|entry| entry.file_name().to_string_lossy().starts_with("agent-"));
+    assert_eq!(slices.count(), 0, "the job's cgroup is left");
+    let held = fs::read_dir(format!("/proc/{launcher}/fd")).unwrap();
+    let held = held.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    let held: Vec<_> = held.filter(|target| target.to_string_lossy().starts_with("mnt:")).collect();
+    assert!(held.is_empty(), "mount namespaces are held: {held:?}");
+}
+
+#[test]
 fn a_drafted_receipt_is_put_around_its_evidence_unless_something_was_withheld() {
     let bench = Bench::start();
     let (job, _) = bench.admit(WorkspaceChoice::None);

@@ -241,7 +241,7 @@ pub struct Evidence {
     pub not_enforced: Vec<String>,
     /// When the launch began.
     pub started: Timestamp,
-    /// When the last process had gone.
+    /// When the last process of the tool's had gone.
     pub ended: Timestamp,
     /// How the process ended. Its code is the launcher's own view, without the reply's content.
     pub outcome: Outcome,
@@ -320,7 +320,7 @@ pub struct Receipt {
     pub not_enforced: Vec<String>,
     /// When the launch began.
     pub started: Timestamp,
-    /// When the last process had gone.
+    /// When the last process of the tool's had gone.
     pub ended: Timestamp,
     /// How the call ended, the reply's content included.
     pub outcome: Outcome,

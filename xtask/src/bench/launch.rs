@@ -59,7 +59,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
         Row::new("plain fork and exec of `true`", plain.text(), BASE),
         floor::row(&floor),
         Row::new(
-            "the launch alone: launcher's first step until the cgroup is empty",
+            "the launch alone: launcher's first step until the program and all that it started have gone",
             inside.text(),
             format!("{}; {}", compared(&inside, &plain, bwrap), goals.of_launch(&inside)),
         ),
