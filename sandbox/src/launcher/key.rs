@@ -3,7 +3,8 @@
 //! It is a systemd credential named `receipt-key` where there is one, else `<state>/launcher/receipt.key` (PKCS#8 PEM, root,
 //! 0600), made at the first start. The public half lies in `<state>/receipt.pub` for everybody to read, before those of the keys
 //! that signed earlier. In memory the key lies in a page that neither a forked child nor a core file has; each signature
-//! expands it on the stack.
+//! expands it on the stack. Its public half is kept beside it, since to derive it anew takes as long as to sign: a signature
+//! with another public key than the secret's own would give the secret away, and nobody can bring another.
 //!
 //! Another key than at the last start is recorded in the [history](super::key_history). The one that goes signs that too, if it
 //! is found: as the credential `receipt-key-old`, as `receipt.key.old` beside the key, or as the key's file when a
@@ -15,9 +16,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use data_encoding::BASE64;
+use ed25519_dalek::hazmat::{ExpandedSecretKey, raw_sign};
 use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
 use ed25519_dalek::pkcs8::{DecodePrivateKey, EncodePrivateKey, EncodePublicKey};
-use ed25519_dalek::{Signer, SigningKey};
+use ed25519_dalek::{SigningKey, VerifyingKey};
+use sha2::Sha512;
 use toolproto::key_history::{HistoryError, KeyChange, OldKey, OldSignature, PublicKey};
 use toolproto::receipt::{
     Envelope, PAYLOAD_TYPE, Seal, Signature, Statement, evidence_signing_bytes, key_id, pre_authentication_encoding,
@@ -89,6 +92,8 @@ pub enum SignError {
 #[derive(Debug)]
 pub struct ReceiptKey {
     secret: SecretPage,
+    /// The secret's own.
+    public: VerifyingKey,
     id: String,
     has_changed: bool,
 }
@@ -126,7 +131,7 @@ impl ReceiptKey {
     fn hold(mut key: [u8; 32]) -> Result<Self, KeyError> {
         let public = SigningKey::from_bytes(&key).verifying_key();
         let secret = SecretPage::hold(&mut key).map_err(KeyError::Memory)?;
-        Ok(Self { secret, id: key_id(public.as_bytes()), has_changed: false })
+        Ok(Self { secret, id: key_id(public.as_bytes()), public, has_changed: false })
     }
 
     /// Records the key if it is another one than before.
@@ -186,9 +191,8 @@ impl ReceiptKey {
     }
 
     fn public_key(&self) -> Result<PublicKey, KeyError> {
-        let public = SigningKey::from_bytes(self.secret.expose()).verifying_key();
         let public_key =
-            public.to_public_key_pem(LineEnding::LF).map_err(|_| KeyError::Malformed(PathBuf::from(PUBLIC)))?;
+            self.public.to_public_key_pem(LineEnding::LF).map_err(|_| KeyError::Malformed(PathBuf::from(PUBLIC)))?;
         Ok(PublicKey { key_id: self.id.clone(), public_key })
     }
 
@@ -226,7 +230,8 @@ impl ReceiptKey {
     }
 
     fn sign(&self, bytes: &[u8]) -> String {
-        BASE64.encode(&SigningKey::from_bytes(self.secret.expose()).sign(bytes).to_bytes())
+        let secret = ExpandedSecretKey::from(self.secret.expose());
+        BASE64.encode(&raw_sign::<Sha512>(&secret, bytes, &self.public).to_bytes())
     }
 }
 
@@ -287,7 +292,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use ed25519_dalek::pkcs8::DecodePublicKey;
-    use ed25519_dalek::{Verifier, VerifyingKey};
+    use ed25519_dalek::{Signer, Verifier};
 
     use super::*;
     use crate::launcher::account::Account;
@@ -312,6 +317,9 @@ mod tests {
         assert_eq!(signature.keyid, first.id);
         assert!(verify(&state, &pre_authentication_encoding(PAYLOAD_TYPE, b"{}"), &signature.sig));
         assert!(!verify(&state, b"{}", &signature.sig), "never the bare payload");
+        let whole =
+            SigningKey::from_bytes(first.secret.expose()).sign(&pre_authentication_encoding(PAYLOAD_TYPE, b"{}"));
+        assert_eq!(signature.sig, BASE64.encode(&whole.to_bytes()), "RFC 8032 leaves no choice");
         assert!(first.sign_payload("no base64!").is_err());
 
         let mode = |path: PathBuf| fs::metadata(path).unwrap().mode() & 0o7777;
