@@ -265,7 +265,7 @@ impl Launch for LauncherLink {
     }
 
     async fn settle(&self, call: CallId, commit: bool, claims: Claims, receipt: Drafted) -> Result<Settled, LinkError> {
-        let message = ToLauncher::Settle { call, commit, claims, receipt: Some(Box::new(receipt)) };
+        let message = ToLauncher::Settle { call, commit, claims, receipt: Box::new(receipt) };
         sealed(self.ask(message, Vec::new(), Key::Evidence(call)).await?.message)
     }
 

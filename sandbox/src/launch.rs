@@ -257,17 +257,18 @@ impl Running {
         self.init.signal(Signal::TERM);
     }
 
-    /// Whether the tool and all that it started have gone, so that PID 1 has nobody left. It is killed then. Without a cgroup nobody
-    /// but PID 1 can say that.
+    /// Whether the tool and all that it started have gone, so that PID 1 has nobody left. Without a cgroup nobody but PID 1 can say
+    /// that.
     #[must_use]
     pub fn is_deserted(&self) -> bool {
-        let is_deserted = self.tool.reaped.is_some()
+        self.tool.reaped.is_some()
             && self.attaching.as_ref().is_none_or(|process| process.reaped.is_some())
-            && self.leaf.as_ref().is_some_and(Leaf::has_one_process);
-        if is_deserted {
-            self.init.signal(Signal::KILL);
-        }
-        is_deserted
+            && self.leaf.as_ref().is_some_and(Leaf::has_one_process)
+    }
+
+    /// Kills PID 1 of a sandbox that [is deserted](Self::is_deserted).
+    pub fn dismiss(&self) {
+        self.init.signal(Signal::KILL);
     }
 
     /// Kills every process of the sandbox.
@@ -323,10 +324,10 @@ impl Running {
             io_write: figures.io_write,
             ..Usage::default()
         };
+        let full: Vec<_> = self.scratch.iter().filter_map(Scratch::denial).collect();
+        events.no_space = !full.is_empty();
         let mut denied = denials::read(self.records.as_fd());
-        let refused = denied.len();
-        denied.extend(self.scratch.iter().filter_map(Scratch::denial));
-        events.no_space = denied.len() > refused;
+        denied.extend(full);
         denied.extend(events.denials());
         let cgroup = self.leaf.as_ref().map(|leaf| leaf.relative_path().to_owned());
         Finished { usage, events, denied, cgroup }

@@ -247,7 +247,7 @@ pub enum ToLauncher {
         /// What agentd read and computed.
         claims: Claims,
         /// The call's receipt, as it will be if the evidence says nothing that agentd would have to answer for otherwise.
-        receipt: Option<Box<Drafted>>,
+        receipt: Box<Drafted>,
     },
     /// The receipt of a call whose evidence says `committed` is durably stored: its changes go into the workspace now. Or the
     /// receipt of a withdrawal is: what it gives up is not tried again.

@@ -245,7 +245,7 @@ impl Bench {
     }
 
     fn settle(&self, call: CallId) -> SignedEvidence {
-        self.send(&ToLauncher::Settle { call, commit: true, claims: Claims::default(), receipt: None }, &[]);
+        self.send(&ToLauncher::Settle { call, commit: true, claims: Claims::default(), receipt: unsealed() }, &[]);
         match self.receive().0 {
             FromLauncher::Sealed { call: sealed, evidence, .. } if sealed == call => *evidence,
             other => panic!("{other:?}"),
@@ -253,7 +253,7 @@ impl Bench {
     }
 
     fn settle_with(&self, call: CallId, drafted: Drafted) -> (SignedEvidence, Option<Receipted>) {
-        let receipt = Some(Box::new(drafted));
+        let receipt = Box::new(drafted);
         self.send(&ToLauncher::Settle { call, commit: true, claims: Claims::default(), receipt }, &[]);
         match self.receive().0 {
             FromLauncher::Sealed { call: sealed, evidence, receipt, .. } if sealed == call => {
@@ -548,6 +548,11 @@ fn a_drafted_receipt_is_put_around_its_evidence_unless_something_was_withheld() 
     assert_eq!((evidence.record.workspace.state, receipt), (WorkspaceState::Conflict, None));
 }
 
+/// The draft of a receipt that nobody looks at.
+fn unsealed() -> Box<Drafted> {
+    Box::new(Drafted { seal: None, ..drafted(JobId::from_u128(0), CallId::from_u128(0)) })
+}
+
 /// A draft, and what closes the job after it.
 fn drafted(job: JobId, call: CallId) -> Drafted {
     let draft = Draft {
@@ -707,7 +712,7 @@ fn a_runtime_is_tried_for_no_job_and_leaves_no_evidence() {
     let missing = bench.ended(probe("abacus", 60_000)).failure.unwrap();
     assert_eq!((missing.code, missing.step.as_str()), (Code::ToolUnavailable, RUNTIME_STEP));
 
-    bench.send(&ToLauncher::Settle { call: tried, commit: true, claims: Claims::default(), receipt: None }, &[]);
+    bench.send(&ToLauncher::Settle { call: tried, commit: true, claims: Claims::default(), receipt: unsealed() }, &[]);
     let answer = bench.receive().0;
     assert!(matches!(answer, FromLauncher::Misuse { .. }), "a probe was settled: {answer:?}");
     let (_, evidence) = bench.run(job, "true");
@@ -737,7 +742,7 @@ fn messages_that_cannot_be_followed_change_nothing() {
         ToLauncher::Admit { job, workspace: WorkspaceChoice::None, agent: None, limits: SliceLimits::default() };
     let cases: [(ToLauncher, &[BorrowedFd<'_>]); 5] = [
         (launch(job), &[]),
-        (ToLauncher::Settle { call, commit: true, claims: Claims::default(), receipt: None }, &[]),
+        (ToLauncher::Settle { call, commit: true, claims: Claims::default(), receipt: unsealed() }, &[]),
         (ToLauncher::Record { job: unknown, call, program: echo(), claims: Claims::default() }, &[]),
         (ToLauncher::Sign { job, call: Some(call), payload: String::new() }, &[]),
         (admit, &[pipe.as_fd()]),
@@ -1108,7 +1113,7 @@ fn changes_reach_the_workspace_once_the_receipt_is_stored_and_not_before() {
 
     // An unwanted call leaves nothing.
     let call = layered(&bench, job, "rm -r *; mkdir -p a/b/c");
-    bench.send(&ToLauncher::Settle { call, commit: false, claims: Claims::default(), receipt: None }, &[]);
+    bench.send(&ToLauncher::Settle { call, commit: false, claims: Claims::default(), receipt: unsealed() }, &[]);
     let FromLauncher::Sealed { evidence, .. } = bench.receive().0 else { panic!() };
     assert_eq!(evidence.record.workspace.state, WorkspaceState::Discarded);
     assert_eq!(evidence.record.workspace.before, workspace.after);

@@ -15,7 +15,7 @@ pub struct Events {
     pub slowed: u64,
     /// Forks refused because pids.max was reached.
     pub forks_refused: u64,
-    /// Whether a private file system was full at the end, as the sandbox's PID 1 saw it.
+    /// Whether a private file system was full at the end.
     pub no_space: bool,
 }
 

@@ -36,6 +36,7 @@ use crate::protocol::{FromLauncher, ToLauncher};
 mod admission;
 mod committing;
 mod conversation;
+mod ending;
 mod launching;
 mod noting;
 mod probing;

@@ -73,10 +73,10 @@ impl Service {
         }
     }
 
-    fn settle(&mut self, id: CallId, commit: bool, claims: Claims, drafted: Option<Box<Drafted>>) {
+    fn settle(&mut self, id: CallId, commit: bool, claims: Claims, drafted: Box<Drafted>) {
         match self.calls.get_mut(&id) {
             Some(call) if call.record().is_some() && call.verdict.is_none() => {
-                (call.verdict, call.drafted) = (Some(claims), drafted);
+                (call.verdict, call.drafted) = (Some(claims), Some(drafted));
                 match call.layer.filter(|_| call.workspace.is_none()) {
                     Some(layer) => self.take_over(id, layer, commit),
                     None => self.seal_if_done(id),
