@@ -548,6 +548,28 @@ fn a_drafted_receipt_is_put_around_its_evidence_unless_something_was_withheld() 
     assert_eq!((evidence.record.workspace.state, receipt), (WorkspaceState::Conflict, None));
 }
 
+#[test]
+fn evidence_of_very_many_entries_travels_without_the_receipt_around_it() {
+    let bench = Bench::start();
+    let (job, _) = bench.admit(WorkspaceChoice::Private);
+    for (script, entries) in [("seq 1000 | xargs touch", 1000), ("seq 2001 3001 | xargs touch", 1001)] {
+        let call = bench.launch(job, script);
+        assert_eq!(bench.ended(call).outcome.exit_status, Some(0));
+        let (evidence, receipt) = bench.settle_with(call, drafted(job, call));
+        assert_eq!(evidence.record.workspace.created.len(), entries);
+        assert_eq!(receipt.is_some(), entries <= 1000, "{entries}");
+    }
+}
+
+#[test]
+fn a_failure_on_a_full_private_file_system_is_named_as_that() {
+    let bench = Bench::start();
+    let (job, _) = bench.admit(WorkspaceChoice::None);
+    let (ended, evidence) = bench.run(job, "cat /dev/zero > /tmp/x");
+    assert_eq!(ended.outcome.code, Some(Code::DiskFull), "{ended:?}");
+    assert!(evidence.record.denied.iter().any(|denial| denial.rule == "[limits] tmp"), "{:?}", evidence.record.denied);
+}
+
 /// The draft of a receipt that nobody looks at.
 fn unsealed() -> Box<Drafted> {
     Box::new(Drafted { seal: None, ..drafted(JobId::from_u128(0), CallId::from_u128(0)) })
