@@ -9,18 +9,14 @@
 //! The answer is always an error. To let a call pass after looking at its arguments would be no check at all, since the tool
 //! can change them in between (seccomp_unotify(2)).
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
 use toolproto::receipt::Denial;
 
+use crate::descriptors;
 use crate::seccomp::{self, call_name};
 use crate::sys::seccomp::{Notification, receive, refuse};
 
@@ -45,32 +41,10 @@ pub(crate) struct Channel {
 impl Channel {
     /// A new channel.
     pub(crate) fn new() -> io::Result<Self> {
-        let (tool, init) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (tool, init) = descriptors::pair()?;
         let records = memfd_create("agentd-denials", MemfdFlags::CLOEXEC)?;
         Ok(Self { tool, init, records })
     }
-}
-
-/// Sends the listener. By the tool, under its filter, which allows this call to every policy.
-pub(crate) fn send_listener(socket: BorrowedFd<'_>, listener: &OwnedFd) -> io::Result<()> {
-    let descriptors = [listener.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-    sendmsg(socket, &[IoSlice::new(&[0])], &mut ancillary, SendFlags::NOSIGNAL)?;
-    Ok(())
-}
-
-/// Receives the listener; absent when the tool died before it had one.
-pub(crate) fn receive_listener(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
-    Ok(ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    }))
 }
 
 /// PID 1's side.
@@ -185,6 +159,8 @@ fn describe(refused: &Refused) -> Denial {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]

@@ -19,7 +19,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Signal, WaitOptions, set_dumpable_behavior, setsid, wait};
 
-use crate::denials::{Channel, Recorder, receive_listener};
+use crate::denials::{Channel, Recorder};
+use crate::descriptors;
 use crate::privileges;
 use crate::sys::process::{block_signals, close_even_stdio_except, kill_everyone, signalfd};
 
@@ -118,7 +119,10 @@ impl<'a> Refusals<'a> {
 
     fn take(&mut self, ready: PollFlags) -> io::Result<()> {
         match &self.from {
-            From::Tool(socket) => self.from = receive_listener(*socket)?.map_or(From::Nobody, From::Kernel),
+            // None comes when the tool died before it had one.
+            From::Tool(socket) => {
+                self.from = descriptors::receive(*socket)?.pop().map_or(From::Nobody, From::Kernel);
+            }
             From::Kernel(listener) if ready.contains(PollFlags::IN) => self.recorder.answer(listener.as_fd())?,
             From::Kernel(_) => self.from = From::Nobody,
             From::Nobody => {}

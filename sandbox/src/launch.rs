@@ -10,6 +10,7 @@
 //! inside that namespace, so its pidfd and its status come straight to the launcher. Nothing here blocks.
 
 use std::io;
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -24,6 +25,7 @@ use toolproto::receipt::{Denial, MemorySource, Usage};
 
 use crate::cgroup::{Events, Leaf};
 use crate::denials::Channel;
+use crate::mounts::frame::{Age, Frame, Framing, Layout};
 use crate::mounts::{Scratch, make_scratch};
 use crate::plan::Plan;
 use crate::protocol::LaunchFailure;
@@ -31,7 +33,7 @@ use crate::steps::{RECORD, Report, decode};
 pub use crate::steps::{Stdio, Step};
 use crate::sys::clone::{Birth, Child, fork};
 use crate::sys::wait::{Ended, Reaped, reap};
-use crate::{denials, init, steps};
+use crate::{denials, descriptors, init, steps};
 
 /// The file system of pipes without a name (linux/magic.h).
 const PIPEFS: i64 = 0x5049_5045;
@@ -69,6 +71,7 @@ pub struct Running {
     leaf: Option<Leaf>,
     records: OwnedFd,
     scratch: Vec<Scratch>,
+    frame: FrameInUse,
     /// The tool's mount namespace, from its exec on, so that its end does not wait for the mounts' end.
     mounts: Option<OwnedFd>,
     started: Instant,
@@ -124,6 +127,20 @@ pub fn start(plan: Plan, stdio: Stdio, leaf: Option<Leaf>) -> Result<Running, La
 
     let channel = Channel::new().map_err(|error| fail("denials", error))?;
     let scratch = make_scratch(&plan.root).map_err(|error| fail("mounts", error))?;
+    let (frame, frame_of_tool) = match &plan.framing {
+        Framing::Own => (None, None),
+        Framing::Leave(_) => {
+            let pair = descriptors::pair().and_then(|(ours, tools)| {
+                rustix::io::ioctl_fionbio(&ours, true)?;
+                Ok((Some(ours), Some(tools)))
+            });
+            pair.map_err(|error| fail("frame", error))?
+        }
+        Framing::Kept(frame) => {
+            frame.name(&plan.root.accounts).map_err(|error| fail("frame", error))?;
+            (None, None)
+        }
+    };
     let cgroup = leaf.as_ref().map(AsFd::as_fd);
     let started = Instant::now();
     let first = Birth { new_pid_namespace: true, cgroup };
@@ -131,7 +148,8 @@ pub fn start(plan: Plan, stdio: Stdio, leaf: Option<Leaf>) -> Result<Running, La
         .map_err(|error| fail("init", error))?;
     let tool = born_beside(&init, own.as_fd(), Birth { new_pid_namespace: false, cgroup }, || {
         let listener = plan.name_denials.then(|| channel.tool.as_fd());
-        steps::run(&plan, &stdio, &scratch, status_of_tool.as_fd(), listener)
+        let frame = frame_of_tool.as_ref().map(AsFd::as_fd);
+        steps::run(&plan, &stdio, &scratch, status_of_tool.as_fd(), (listener, frame))
     });
     // The tool's process has much to do, and the launcher nothing that cannot wait.
     rustix::thread::sched_yield();
@@ -147,6 +165,7 @@ pub fn start(plan: Plan, stdio: Stdio, leaf: Option<Leaf>) -> Result<Running, La
             leaf,
             records: channel.records,
             scratch,
+            frame: FrameInUse::of(plan.framing, frame.map(|frame| (frame, plan.root.layout))),
             mounts: None,
             started,
         }),
@@ -217,6 +236,7 @@ impl Running {
         match records.as_slice() {
             [Some(Report::Ready)] => {
                 self.keep_mounts();
+                self.frame.take_in();
                 Status::Executing
             }
             [.., Some(Report::Failed(step, errno))] => Status::Failed(failed_step(*step, *errno)),
@@ -336,7 +356,7 @@ impl Running {
     /// What is left of it once it [is gone](Self::is_gone).
     #[must_use]
     pub fn into_remains(self) -> Remains {
-        Remains { leaf: self.leaf, _mounts: self.mounts, _scratch: self.scratch }
+        Remains { leaf: self.leaf, frame: self.frame.into_frame(), _mounts: self.mounts, _scratch: self.scratch }
     }
 }
 
@@ -345,21 +365,57 @@ impl Running {
 #[derive(Debug)]
 pub struct Remains {
     leaf: Option<Leaf>,
+    frame: Option<Frame>,
     _mounts: Option<OwnedFd>,
     _scratch: Vec<Scratch>,
 }
 
 impl Remains {
-    /// Clears it away. Yields the cgroup when that could not be removed: a process is stuck in the kernel.
+    /// Clears it away. Yields the cgroup when that could not be removed, as when a process is stuck in the kernel, and the frame
+    /// of the root, if that is of use.
     #[must_use]
-    pub fn clear_away(self) -> Option<Leaf> {
-        let leaf = self.leaf?;
-        match leaf.remove() {
-            Ok(()) => None,
-            Err(error) => {
-                tracing::warn!(%error, "leaf set aside");
-                Some(leaf)
+    pub fn clear_away(self) -> (Option<Leaf>, Option<Frame>) {
+        let leaf = self.leaf.filter(|leaf| {
+            let removed = leaf.remove();
+            removed.inspect_err(|error| tracing::warn!(%error, "leaf set aside")).is_err()
+        });
+        (leaf, self.frame)
+    }
+}
+
+/// The frame of a sandbox's root.
+#[derive(Debug)]
+enum FrameInUse {
+    /// The tool's process leaves it here, before its exec.
+    Coming(OwnedFd, Layout, Age),
+    There(Frame),
+    Nobodys,
+}
+
+impl FrameInUse {
+    fn of(framing: Framing, coming: Option<(OwnedFd, Layout)>) -> Self {
+        match (framing, coming) {
+            (Framing::Kept(frame), _) => Self::There(frame),
+            (Framing::Leave(age), Some((from, layout))) => Self::Coming(from, layout, age),
+            (Framing::Leave(_) | Framing::Own, _) => Self::Nobodys,
+        }
+    }
+
+    /// Takes in what has been left.
+    fn take_in(&mut self) {
+        *self = match mem::replace(self, Self::Nobodys) {
+            // One that cannot be had is made anew.
+            Self::Coming(from, layout, age) => {
+                Frame::receive(from.as_fd(), layout, age).ok().flatten().map_or(Self::Nobodys, Self::There)
             }
+            taken => taken,
+        };
+    }
+
+    fn into_frame(self) -> Option<Frame> {
+        match self {
+            Self::There(frame) => Some(frame),
+            Self::Coming(..) | Self::Nobodys => None,
         }
     }
 }

@@ -15,9 +15,11 @@
 //! | `steps` | the child's steps between clone and exec, in their one order |
 //! | `init` | PID 1 of each sandbox |
 //! | [`cgroup`], `namespaces`, `mounts`, [`landlock`], [`seccomp`], `privileges`, `rlimits` | one mechanism each |
+//! | [`frames`] | parts of roots that one call leaves to the next |
 //! | [`egress`] | which hosts a call may be let out to |
 //! | [`netns`] | a network of a call's own, with a place for each listed host |
 //! | `denials` | refused system calls, by name |
+//! | `descriptors` | what the processes of a launch pass to each other |
 //! | [`workspace`] | tree digest, change lists, views of a workspace, the worker that runs as the caller |
 //! | [`protocol`] | the messages between agentd and the launcher |
 //! | [`launcher`] | the launcher's loop: grants, calls, the daemon, the sweep |
@@ -30,8 +32,10 @@ pub mod catalog;
 pub mod cgroup;
 pub mod config;
 mod denials;
+mod descriptors;
 pub mod doctor;
 pub mod egress;
+pub mod frames;
 pub mod host;
 mod init;
 pub mod landlock;

@@ -174,11 +174,11 @@ fn resolved(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
-    use crate::mounts::Entry;
-    use crate::plan::{Inputs, Place, View, access, entries};
+    use crate::mounts::frame::{Accounts, Entry};
+    use crate::plan::{Inputs, Place, View, access, entries, scratch};
 
     fn shipped() -> BTreeMap<String, Policy> {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../policies");
@@ -197,16 +197,6 @@ mod tests {
 
     fn rule_of(outline: &Outline, path: &str, failure: Failure) -> Option<(&'static str, String)> {
         outline.keeps(Path::new(path), failure).map(|kept| (kept.how, kept.rule))
-    }
-
-    fn target(entry: &Entry) -> &Path {
-        match entry {
-            Entry::Bind { target, .. }
-            | Entry::Link { target, .. }
-            | Entry::File { target, .. }
-            | Entry::Hide { target }
-            | Entry::Scratch { target, .. } => target,
-        }
     }
 
     /// What it says of paths is what the plan makes of them.
@@ -234,18 +224,27 @@ mod tests {
                 let how = |path: &Path, failure| outline.keeps(path, failure).map(|kept| kept.how);
                 let planned = entries(&inputs).unwrap();
                 for entry in &planned {
-                    let path = Path::new("/").join(target(entry));
+                    let path = Path::new("/").join(entry.target());
                     let name = format!("{}: {}", policy.name, path.display());
                     match entry {
                         Entry::Hide { .. } => assert_eq!(how(&path, Failure::Absent), Some("not shown"), "{name}"),
-                        // Whether it can be written is Landlock's, below.
-                        Entry::Scratch { .. } => assert_eq!(how(&path, Failure::Absent), None, "{name}"),
                         _ => {
                             assert_eq!(how(&path, Failure::Absent), None, "{name}");
                             assert_eq!(how(&path, Failure::ReadOnly), Some("read-only"), "{name}");
                         }
                     }
                 }
+                for place in scratch(&inputs) {
+                    // Whether it can be written is Landlock's, below.
+                    let path = Path::new("/").join(place.target);
+                    assert_eq!(how(&path, Failure::Absent), None, "{}: {}", policy.name, path.display());
+                }
+                let made = planned.iter().filter(|entry| matches!(entry, Entry::File { .. })).map(Entry::target);
+                let accounts = Accounts::of(1);
+                let made: BTreeSet<&Path> = made.chain(accounts.files().map(Path::new)).collect();
+                let all: BTreeSet<_> =
+                    MADE_FILES.iter().map(|path| Path::new(path).strip_prefix("/").unwrap()).collect();
+                assert_eq!(made, all, "{}", policy.name);
                 let access = access(&inputs, &planned);
                 for path in access.write {
                     assert_eq!(how(&path, Failure::Forbidden), None, "{}: {}", policy.name, path.display());

@@ -15,7 +15,8 @@ use toolproto::manifest::{LATE_WORKSPACE, WORKSPACE};
 use crate::egress::RESOLVER;
 use crate::host::{Host, LimitsMode, Mechanism};
 use crate::landlock::{self, Tcp};
-use crate::mounts::{Entry, Root};
+use crate::mounts::frame::{Accounts, Entry, Framing, HostFile, Layout};
+use crate::mounts::{Root, ScratchPlace};
 use crate::namespaces::Namespaces;
 use crate::netns::Furnished;
 use crate::netns::bare::Bare;
@@ -117,6 +118,7 @@ pub struct Plan {
     pub(crate) namespaces: Namespaces,
     pub(crate) network: Option<Furnished>,
     bare: Option<Bare>,
+    pub(crate) framing: Framing,
     pub(crate) rlimits: Rlimits,
     pub(crate) landlock: landlock::Abi,
     pub(crate) access: landlock::Rules,
@@ -154,10 +156,13 @@ impl Plan {
             code: Code::LaunchFailed,
             step: "plan".to_owned(),
             errno: error.raw_os_error(),
-            message: format!("a path of the policy cannot be looked at: {error}"),
+            message: format!("a path of the host that the sandbox shows cannot be looked at: {error}"),
         };
         let entries = entries(&inputs).map_err(places_failed)?;
         let access = access(&inputs, &entries);
+        let scratch = scratch(&inputs);
+        let is_within = |entry: &Entry| scratch.iter().any(|place| entry.target().starts_with(&place.target));
+        let (within_scratch, entries) = entries.into_iter().partition(is_within);
         let (command, environment) = strings(&inputs)?;
         let Some(program) = command.first() else {
             return Err(unusable("the command is empty"));
@@ -174,8 +179,10 @@ impl Plan {
             command,
             environment,
             root: Root {
-                entries,
-                place: inputs.place,
+                layout: Layout { entries, place: inputs.place },
+                accounts: Accounts::of(inputs.sandbox_id),
+                scratch,
+                within_scratch,
                 guarded: guarded(&inputs),
                 show_cgroup: has(Mechanism::CgroupNamespace),
             },
@@ -194,6 +201,7 @@ impl Plan {
             view: inputs.view,
             network: inputs.network,
             bare: None,
+            framing: Framing::Own,
         })
     }
 }
@@ -208,6 +216,16 @@ impl Plan {
     /// Has the tool enter such a network instead, which was made ahead.
     pub fn enter_network(&mut self, bare: Bare) {
         self.bare = Some(bare);
+    }
+
+    /// What the frame of its root is made of.
+    pub(crate) const fn layout(&self) -> &Layout {
+        &self.root.layout
+    }
+
+    /// Has it come by the frame of its root so.
+    pub(crate) fn begin_with(&mut self, framing: Framing) {
+        self.framing = framing;
     }
 
     /// The network that was made ahead, if one was.
@@ -284,12 +302,7 @@ fn enforced(host: &Host, limits: &CallLimits, is_let_out: bool) -> Vec<String> {
 }
 
 pub(crate) fn entries(inputs: &Inputs<'_>) -> io::Result<Vec<Entry>> {
-    let id = inputs.sandbox_id;
-    let own = (id, id);
-    let scratch =
-        |target: &str, size, limit, mode| Entry::Scratch { target: target.into(), size, limit, mode, owner: own };
-    let mut entries =
-        vec![scratch("tmp", inputs.limits.tmp, "tmp", 0o1777), scratch("dev/shm", inputs.limits.shm, "shm", 0o1777)];
+    let mut entries = Vec::new();
     let hidden =
         |path: &Path| inputs.policy.paths.iter().any(|rule| rule.access == PathAccess::Hide && rule.path == path);
     let mut directories = Directories::default();
@@ -304,14 +317,11 @@ pub(crate) fn entries(inputs: &Inputs<'_>) -> io::Result<Vec<Entry>> {
         }
     }
     if let Some(folder) = inputs.tool_folder {
-        entries.push(Entry::Bind { source: folder.to_owned(), target: "tool".into() });
+        // One that is not there is missed when it is opened.
+        let file = folder.symlink_metadata().as_ref().map(HostFile::from).unwrap_or_default();
+        entries.push(Entry::Bind { source: folder.to_owned(), file, target: "tool".into() });
     }
-    entries.extend(made_files(id, inputs.network.is_some()));
-    if matches!(inputs.view, View::Empty) {
-        let target = inputs.place.in_root();
-        let (size, limit, mode) = (inputs.limits.empty_workspace, "empty_workspace", 0o755);
-        entries.push(Entry::Scratch { target, size, limit, mode, owner: own });
-    }
+    entries.extend(made_files(inputs.network.is_some()));
     for rule in inputs.policy.paths.iter().filter(|rule| rule.access == PathAccess::Hide) {
         let target = relative(&rule.path);
         if rule.path.symlink_metadata().is_ok() && is_below_any(&rule.path, &entries) {
@@ -319,6 +329,20 @@ pub(crate) fn entries(inputs: &Inputs<'_>) -> io::Result<Vec<Entry>> {
         }
     }
     Ok(entries)
+}
+
+/// The private file systems.
+pub(crate) fn scratch(inputs: &Inputs<'_>) -> Vec<ScratchPlace> {
+    let owner = (inputs.sandbox_id, inputs.sandbox_id);
+    let place = |target: PathBuf, size, limit, mode| ScratchPlace { target, size, limit, mode, owner };
+    let mut places = vec![
+        place("tmp".into(), inputs.limits.tmp, "tmp", 0o1777),
+        place("dev/shm".into(), inputs.limits.shm, "shm", 0o1777),
+    ];
+    if matches!(inputs.view, View::Empty) {
+        places.push(place(inputs.place.in_root(), inputs.limits.empty_workspace, "empty_workspace", 0o755));
+    }
+    places
 }
 
 /// Protected names at the workspace's top, which a tool learns early that it cannot change.
@@ -371,7 +395,7 @@ fn mirror(path: &Path) -> io::Result<Option<Entry>> {
     Ok(Some(if metadata.is_symlink() {
         Entry::Link { target, to: fs::read_link(path)? }
     } else {
-        Entry::Bind { source: path.to_owned(), target }
+        Entry::Bind { source: path.to_owned(), file: HostFile::from(&metadata), target }
     }))
 }
 
@@ -388,22 +412,17 @@ fn is_made(path: &Path) -> bool {
     MADE_FILES.iter().any(|made| Path::new(made) == path)
 }
 
-/// The [`MADE_FILES`].
-fn made_files(id: u32, is_let_out: bool) -> Vec<Entry> {
+/// The [`MADE_FILES`](crate::policy::MADE_FILES) that all calls have alike: all but the [`Accounts`].
+fn made_files(is_let_out: bool) -> Vec<Entry> {
     let resolver = if is_let_out { format!("nameserver {RESOLVER}\n") } else { String::new() };
-    let contents = [
-        format!("root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{id}:{id}:agent:/tmp:/bin/sh\n"),
-        format!("root:x:0:\nagent:x:{id}:\n"),
-        "127.0.0.1 localhost sandbox\n::1 localhost\n".to_owned(),
-        "sandbox\n".to_owned(),
-        resolver,
-        "passwd: files\ngroup: files\nhosts: files dns\n".to_owned(),
-        "/bin/sh\n".to_owned(),
+    let files = [
+        ("etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n"),
+        ("etc/hostname", "sandbox\n"),
+        ("etc/resolv.conf", &resolver),
+        ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
+        ("etc/shells", "/bin/sh\n"),
     ];
-    let files = MADE_FILES.into_iter().zip(contents);
-    files
-        .map(|(path, content)| Entry::File { target: relative(Path::new(path)), content: content.into_bytes() })
-        .collect()
+    files.into_iter().map(|(path, content)| Entry::File { target: path.into(), content: content.to_owned() }).collect()
 }
 
 /// The Landlock rules that follow from what is mounted.

@@ -35,7 +35,7 @@ pub use self::rules::{Allow, Compare, Condition};
 use crate::host::Mechanism;
 use crate::namespaces::try_in_child;
 use crate::sys::clone::{Birth, fork};
-use crate::{denials, sys};
+use crate::{denials, descriptors, sys};
 
 /// Calls that programs try first and that they do without only when told ENOSYS.
 const NEVER_HEARD_OF: &[&str] = &["clone3"];
@@ -138,7 +138,7 @@ pub(crate) fn install(program: &Program, listener: Option<BorrowedFd<'_>>) -> io
     match listener {
         Some(socket) => {
             let listener = sys::seccomp::install_with_listener(&program.naming)?;
-            denials::send_listener(socket, &listener)?;
+            descriptors::send(socket, &[listener.as_fd()])?;
         }
         None => sys::seccomp::install(&program.silent)?,
     }
@@ -186,7 +186,7 @@ pub(crate) fn probe() -> [(Mechanism, Result<(), String>); 2] {
                 i32::from(confined.and_then(|()| is_refused()).is_err())
             })?;
             drop(channel.tool);
-            let listener = denials::receive_listener(channel.init.as_fd())?.ok_or(io::ErrorKind::Unsupported)?;
+            let listener = descriptors::receive(channel.init.as_fd())?.pop().ok_or(io::ErrorKind::Unsupported)?;
             denials::Recorder::new(channel.records.as_fd()).answer(listener.as_fd())?;
             drop(listener);
             let status = rustix::process::waitpid(Some(tool.pid), rustix::process::WaitOptions::empty())?;

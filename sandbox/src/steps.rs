@@ -14,7 +14,8 @@ use rustix::io::FdFlags;
 use rustix::process::{Pid, setsid};
 use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 
-use crate::mounts::Scratch;
+use crate::mounts::frame::Framing;
+use crate::mounts::{Brought, Scratch};
 use crate::plan::{Plan, View};
 use crate::seccomp::Confined;
 use crate::sys::process::{close_all_except, execve, reset_signals, set_stdio};
@@ -102,15 +103,16 @@ struct Failed {
 
 /// Confines the calling process and becomes the program. Returns an exit status only when that failed.
 ///
-/// `status` takes the report, `listener` the filter's listener, where refused calls are named.
+/// `status` takes the report, `listener` the filter's listener, where refused calls are named, `frame` the frame of the root,
+/// where it is left.
 pub(crate) fn run(
     plan: &Plan,
     stdio: &Stdio,
     scratch: &[Scratch],
     status: BorrowedFd<'_>,
-    listener: Option<BorrowedFd<'_>>,
+    (listener, frame): (Option<BorrowedFd<'_>>, Option<BorrowedFd<'_>>),
 ) -> i32 {
-    let Err(Failed { step, errno }) = confine_and_exec(plan, stdio, scratch, status, listener);
+    let Err(Failed { step, errno }) = confine_and_exec(plan, stdio, scratch, status, (listener, frame));
     // If the launcher has gone there is nobody to tell.
     let _ = rustix::io::write(status, &encode(step as u8, errno.unwrap_or(0)));
     1
@@ -133,7 +135,7 @@ fn confine_and_exec(
     stdio: &Stdio,
     scratch: &[Scratch],
     status: BorrowedFd<'_>,
-    listener: Option<BorrowedFd<'_>>,
+    (listener, frame): (Option<BorrowedFd<'_>>, Option<BorrowedFd<'_>>),
 ) -> Result<Infallible, Failed> {
     let [events, gate] = [&stdio.events, &stdio.gate].map(|one| one.as_ref().map(AsFd::as_fd));
     let kept: Vec<_> = [Some(status), listener, events, gate].into_iter().flatten().collect();
@@ -143,8 +145,12 @@ fn confine_and_exec(
     };
     at(Step::Session, reset_signals().and_then(|()| Ok(setsid()?)))?;
     at(Step::OutOfMemory, rlimits::be_first_to_go())?;
+    let brought = at(Step::Mounts, Brought::open(&plan.root, scratch, workspace))?;
+    if let Framing::Kept(frame) = &plan.framing {
+        at(Step::Namespaces, frame.enter())?;
+    }
     at(Step::Namespaces, plan.namespaces.enter(plan.network_ahead()))?;
-    at(Step::Mounts, mounts::enter(&plan.root, scratch, workspace))?;
+    at(Step::Mounts, mounts::enter(&plan.root, (&plan.framing, frame), brought))?;
     at(Step::Hostname, plan.namespaces.set_hostname("sandbox"))?;
     at(Step::Rlimits, plan.rlimits.set())?;
     at(Step::BoundingSet, privileges::drop_bounding_set())?;
@@ -153,7 +159,7 @@ fn confine_and_exec(
     at(Step::DeathSignal, privileges::die_with_parent())?;
     at(Step::NoNewPrivileges, privileges::forbid_new_privileges())?;
     at(Step::Descriptors, keep_descriptors(stdio, &kept))?;
-    at(Step::Directory, mounts::go_to_start(plan.root.place))?;
+    at(Step::Directory, mounts::go_to_start(plan.root.layout.place))?;
     at(Step::Landlock, landlock::restrict(plan.landlock, &plan.access))?;
     at(Step::Gate, gate.map_or(Ok(()), pass))?;
     let confined = at(Step::Seccomp, seccomp::install(&plan.program, listener))?;

@@ -27,6 +27,7 @@ use super::warm::Waiting;
 use crate::catalog::Catalog;
 use crate::cgroup::{Leaf, Slice, Tree};
 use crate::config::Config;
+use crate::frames::{self, Frames};
 use crate::host::{Host, Mechanism};
 use crate::launch::{Remains, Running};
 use crate::netns::bare::{Bare, Bares};
@@ -107,6 +108,8 @@ pub struct Service {
     waiting: Waiting,
     /// Networks that were made ahead.
     networks: Bares,
+    /// Parts of roots that sandboxes have left to others.
+    frames: Frames,
     /// When something was last asked or heard.
     quiet_since: Instant,
     /// The cgroup of runtimes' probes, while there is one.
@@ -134,6 +137,7 @@ enum Source {
     Worker(JobId),
     Call(CallId),
     Waiting,
+    Mounts,
 }
 
 impl Service {
@@ -148,6 +152,7 @@ impl Service {
             calls: BTreeMap::new(),
             waiting: Waiting::default(),
             networks: Bares::default(),
+            frames: Frames::watching_mounts(),
             quiet_since: Instant::now(),
             probes: None,
             stuck: Vec::new(),
@@ -178,6 +183,7 @@ impl Service {
                     Source::Signals => self.take_signals(),
                     Source::Worker(job) => self.take_answers(job),
                     Source::Call(call) => self.look_at_call(call),
+                    Source::Mounts => self.frames.mounts_changed(),
                     // What was started ahead is looked at with all that is due.
                     Source::Daemon | Source::Waiting => {}
                 }
@@ -197,11 +203,18 @@ impl Service {
     /// Waits for the next thing to do.
     fn wait(&self) -> Result<Vec<Source>, ServiceError> {
         let now = Instant::now();
-        let mut sources = vec![Source::Signals, Source::Daemon];
-        let mut descriptors = vec![
+        // The kernel tells of each change of the mounts once: it is heard before anything is started.
+        let (mut sources, mut descriptors): (Vec<_>, Vec<_>) = self
+            .frames
+            .mounts()
+            .map(|mounts| (Source::Mounts, PollFd::from_borrowed_fd(mounts, frames::CHANGED)))
+            .into_iter()
+            .unzip();
+        sources.extend([Source::Signals, Source::Daemon]);
+        descriptors.extend([
             PollFd::new(&self.parts.signals, PollFlags::IN),
             PollFd::from_borrowed_fd(self.parts.daemon.pidfd(), PollFlags::IN),
-        ];
+        ]);
         if !self.is_cut_off {
             let writing = if self.parts.channel.has_queued() { PollFlags::OUT } else { PollFlags::empty() };
             sources.push(Source::Channel);
@@ -282,7 +295,7 @@ impl Service {
         for (mut running, uid) in std::mem::take(&mut self.stuck) {
             running.reap();
             if running.is_gone() {
-                self.leaves.extend(running.into_remains().clear_away());
+                self.clear(running.into_remains());
                 uid.into_iter().for_each(|uid| self.uids.give_back(uid));
             } else {
                 self.stuck.push((running, uid));
@@ -326,6 +339,7 @@ impl Service {
         tracing::info!(tools = catalog.tools.len(), policies = catalog.policies.len(), "configuration reloaded");
         // What was started ahead knows the tools, policies and secrets of before.
         self.waiting.end_all(Instant::now());
+        self.frames.let_go();
         self.parts.secrets = Secrets::read(&catalog, &config.paths.secrets);
         self.parts.access = access;
         self.parts.config = config;
@@ -410,7 +424,7 @@ impl Service {
         }
         self.calls.clear();
         for (_, remains) in std::mem::take(&mut self.remains) {
-            self.leaves.extend(remains.clear_away());
+            self.clear(remains);
         }
         self.waiting.remove_idle_slices(|_| false);
         self.remove_idle_probes();

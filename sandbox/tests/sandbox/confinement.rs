@@ -1,6 +1,6 @@
 //! What a tool sees and can do, asked from inside; each refusal beside something that is allowed.
 
-use crate::harness::{Sandbox, Test, host, modest_limits, sh, wait_for_exec};
+use crate::harness::{Sandbox, Test, clear_away, host, modest_limits, sh, wait_for_exec};
 use std::os::unix::fs::PermissionsExt;
 
 use sandbox::host::Mechanism;
@@ -93,7 +93,7 @@ fn the_same_is_seen_from_outside() {
     }
     running.kill();
     let _ = crate::harness::end(&mut running, std::time::Duration::from_secs(30));
-    let _ = running.into_remains().clear_away();
+    clear_away(running);
 }
 
 fn the_root_is_minimal() {

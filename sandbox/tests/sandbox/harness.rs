@@ -8,13 +8,14 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use sandbox::cgroup::{Slice, Tree};
+use sandbox::frames::Frames;
 use sandbox::host::{Host, LimitsMode};
 use sandbox::launch::{Exit, Finished, Running, Status, Stdio, start};
 use sandbox::plan::{Inputs, Place, Plan, View};
@@ -117,6 +118,7 @@ pub(crate) struct Sandbox {
     deadline: Duration,
     limits: Option<CallLimits>,
     host: Host,
+    rules: String,
     pub(crate) without_cgroup: bool,
 }
 
@@ -161,6 +163,7 @@ impl Sandbox {
             deadline: Duration::from_secs(120),
             limits: None,
             host: host().clone(),
+            rules: String::new(),
             without_cgroup: false,
         }
     }
@@ -200,17 +203,35 @@ impl Sandbox {
         self
     }
 
+    /// Further rules of its policy.
+    pub(crate) fn rules(mut self, rules: &str) -> Self {
+        self.rules = rules.to_owned();
+        self
+    }
+
+    fn policy(&self) -> Policy {
+        let shipped = &policies()[self.policy];
+        if self.rules.is_empty() {
+            return shipped.clone();
+        }
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../policies");
+        let strict = std::fs::read_to_string(directory.join("strict.toml")).unwrap();
+        let text = format!("version = 1\nname = \"own\"\nworkspace = \"none\"\nextends = \"strict\"\n{}", self.rules);
+        let files = [("strict.toml".into(), strict), ("own.toml".into(), text)];
+        Policy::load_all(&files).unwrap_or_else(|errors| panic!("{errors:?}")).remove("own").unwrap()
+    }
+
     pub(crate) fn without_cgroup(mut self) -> Self {
         self.without_cgroup = true;
         self
     }
 
     pub(crate) fn plan(&self, sandbox_id: u32) -> Result<Plan, LaunchFailure> {
-        let policy = &policies()[self.policy];
+        let policy = self.policy();
         Plan::build(
             &self.host,
             Inputs {
-                policy,
+                policy: &policy,
                 command: self.command.clone(),
                 env: Vec::new(),
                 tool_folder: self.tool_folder.as_deref(),
@@ -219,7 +240,7 @@ impl Sandbox {
                 view: View::Empty,
                 place: Place::Usual,
                 workspace_read_only: self.read_only,
-                limits: self.limits_of(policy),
+                limits: self.limits_of(&policy),
                 network: None,
             },
         )
@@ -234,9 +255,10 @@ impl Sandbox {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let sandbox_id = 78_000 + number % 1000;
-        let plan = self.plan(sandbox_id).unwrap();
+        let mut plan = self.plan(sandbox_id).unwrap();
+        frames().provide(&mut plan);
         let leaf = (!self.without_cgroup)
-            .then(|| slice().leaf(&format!("call-{number}"), &self.limits_of(&policies()[self.policy])).unwrap());
+            .then(|| slice().leaf(&format!("call-{number}"), &self.limits_of(&self.policy())).unwrap());
         let (stdin, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         // Small enough for the pipe's buffer.
         assert!(self.stdin.len() <= 65_536);
@@ -259,9 +281,22 @@ impl Sandbox {
             _ => Ok(exit),
         };
         let finished = running.finished();
-        assert!(running.into_remains().clear_away().is_none(), "the leaf could not be removed");
+        clear_away(running);
         Output { exit, stdout: content(stdout), stderr: content(stderr), timed_out, finished, sandbox_id }
     }
+}
+
+/// Takes away what a sandbox has left in which nobody is any more.
+pub(crate) fn clear_away(running: Running) {
+    let (leaf, frame) = running.into_remains().clear_away();
+    assert!(leaf.is_none(), "the leaf could not be removed");
+    frame.into_iter().for_each(|frame| frames().take_back(frame));
+}
+
+/// What sandboxes leave to later ones, as those of a launcher do.
+fn frames() -> MutexGuard<'static, Frames> {
+    static FRAMES: OnceLock<Mutex<Frames>> = OnceLock::new();
+    FRAMES.get_or_init(|| Mutex::new(Frames::watching_mounts())).lock().unwrap()
 }
 
 /// Waits for the tool or the deadline, then ends everything as the launcher does.

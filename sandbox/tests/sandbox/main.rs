@@ -4,6 +4,7 @@
 
 mod confinement;
 mod doctor;
+mod frames;
 mod harness;
 mod lifecycle;
 mod limits;
@@ -15,6 +16,7 @@ fn main() -> std::process::ExitCode {
     harness::run(&[
         || confinement::TESTS,
         || doctor::TESTS,
+        || frames::TESTS,
         || lifecycle::TESTS,
         limits::selected,
         || policies::TESTS,

@@ -10,7 +10,7 @@ use toolproto::ids::{CallId, JobId};
 use toolproto::receipt::WorkspaceChange;
 
 use super::{Service, empty_file};
-use crate::launch::Running;
+use crate::launch::{Remains, Running};
 use crate::launcher::calls::{End, Left, Output};
 use crate::launcher::grants::{Asked, worker_failure};
 use crate::launcher::program::Sight;
@@ -109,18 +109,24 @@ impl Service {
             Some(End::Stuck(running)) => self.leave_stuck(id, running, uid),
             // What could write to a workspace is cleared away at once: a mount of that would stand in the way of what is done to it next.
             Some(End::Gone(_, remains)) => {
-                self.leaves.extend(remains.clear_away());
+                self.clear(remains);
                 uid.into_iter().for_each(|uid| self.uids.give_back(uid));
             }
             Some(End::Leaving(_)) | None => uid.into_iter().for_each(|uid| self.uids.give_back(uid)),
         }
     }
 
+    /// Clears away what a sandbox has left, but for what is of use to the next.
+    pub(super) fn clear(&mut self, remains: Remains) {
+        let (leaf, frame) = remains.clear_away();
+        self.leaves.extend(leaf);
+        frame.into_iter().for_each(|frame| self.frames.take_back(frame));
+    }
+
     /// Clears away what the sandboxes of a job have left.
     pub(super) fn clear_away(&mut self, job: JobId) {
-        for (_, remains) in self.remains.extract_if(.., |(of, _)| *of == job) {
-            self.leaves.extend(remains.clear_away());
-        }
+        let of_job: Vec<_> = self.remains.extract_if(.., |(of, _)| *of == job).collect();
+        of_job.into_iter().for_each(|(_, remains)| self.clear(remains));
     }
 
     fn read_after(&mut self, job: JobId, id: CallId) {

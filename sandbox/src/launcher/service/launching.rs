@@ -303,6 +303,7 @@ impl Service {
         }
         let (network, sockets) = made_network(&self.parts.host, &resolved)?.unzip();
         let mut plan = planned(&self.parts, started, uid, view, network)?;
+        self.frames.provide(&mut plan);
         if plan.makes_bare_network()
             && let Some(bare) = self.networks.take()
         {

@@ -137,7 +137,8 @@ impl Service {
         }
         let (network, sockets) = made_network(&self.parts.host, resolved)?.unzip();
         let view = if order.sees_workspace { View::Later } else { View::Empty };
-        let plan = planned(&self.parts, started, uid, view, network)?;
+        let mut plan = planned(&self.parts, started, uid, view, network)?;
+        self.frames.provide(&mut plan);
         let (enforced, not_enforced) = (plan.enforced.clone(), plan.not_enforced.clone());
         let guarded = plan.guarded().to_vec();
         let leaf = self.leaf_ahead(order.holder, resolved)?;
@@ -244,7 +245,7 @@ impl Service {
         for gone in gone {
             let holder = match gone {
                 Gone::Whole(holder, remains, uid) => {
-                    self.leaves.extend(remains.clear_away());
+                    self.clear(remains);
                     self.uids.give_back(uid);
                     holder
                 }
