@@ -206,8 +206,8 @@ mod tests {
             for workspace_read_only in [policy.workspace == WorkspaceMode::ReadOnly, true] {
                 let inputs = Inputs {
                     policy,
-                    command: vec!["true".into()],
-                    env: Vec::new(),
+                    command: &["true".into()],
+                    env: &[],
                     tool_folder: Some(Path::new("/srv/tool")),
                     runtime_mounts: &["/opt/runtime".into()],
                     sandbox_id: 1,

@@ -81,9 +81,9 @@ pub struct Inputs<'a> {
     /// The policy.
     pub policy: &'a Policy,
     /// The program and its arguments. A program without a slash is looked for on [`PATH`].
-    pub command: Vec<OsString>,
+    pub command: &'a [OsString],
     /// Environment, besides PATH, HOME, TMPDIR, USER and LANG, which it may replace.
-    pub env: Vec<(OsString, OsString)>,
+    pub env: &'a [(OsString, OsString)],
     /// The tool's folder, read-only at /tool.
     pub tool_folder: Option<&'a Path>,
     /// Further paths of the host that the runtime needs, read-only at their own names.

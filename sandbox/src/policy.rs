@@ -162,7 +162,7 @@ pub struct Policy {
     /// Paths of the host.
     pub paths: Vec<PathRule>,
     /// Protected names.
-    pub protect: Vec<ProtectRule>,
+    pub protect: Arc<[ProtectRule]>,
     /// System calls.
     pub syscalls: Vec<SyscallRule>,
     /// Limits of a call.
@@ -280,7 +280,7 @@ impl Policy {
             network_deny,
             loopback: inherited(lineage, |raw| raw.loopback).unwrap_or(false),
             paths,
-            protect,
+            protect: protect.into(),
             syscalls,
             limits,
             require,

@@ -22,13 +22,15 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// Runs the runtime's own probe in a sandbox under the strictest policy that there is.
 pub(super) fn run(host: &Host, catalog: &Catalog, runtime: &Runtime, sandbox_id: u32) -> Result<(), String> {
     let Some(command) = &runtime.command else { return Ok(()) };
+    let command: Vec<_> =
+        [OsString::from(command)].into_iter().chain(runtime.probe.iter().map(OsString::from)).collect();
     let policy = catalog.strictest().ok_or("there is no policy to try it under")?;
     let plan = Plan::build(
         host,
         Inputs {
             policy,
-            command: [OsString::from(command)].into_iter().chain(runtime.probe.iter().map(OsString::from)).collect(),
-            env: Vec::new(),
+            command: &command,
+            env: &[],
             tool_folder: None,
             runtime_mounts: &runtime.mounts,
             sandbox_id,

@@ -28,6 +28,7 @@ mod gate;
 use std::mem;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -111,7 +112,7 @@ pub struct Call {
     /// The policy, for receipts.
     pub policy: PolicyIdentity,
     /// What would run; absent when it could not be resolved.
-    pub resolved: Option<Resolved>,
+    pub resolved: Option<Rc<Resolved>>,
     /// How it sees the workspace.
     pub sight: Sight,
     /// Where its output goes.

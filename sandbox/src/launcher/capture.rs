@@ -16,8 +16,10 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 /// How much of stderr's end is kept.
 const TAIL: usize = 64 * 1024;
-/// The most that is read at once from one call, so that no call starves the others.
+/// The most that is read in one go from one call, so that no call starves the others.
 const CHUNK: usize = 64 * 1024;
+/// The most that is read at once: mostly nothing is there.
+const BUFFER: usize = 4 * 1024;
 
 /// A tool's stdout, from the launcher's side.
 #[derive(Debug)]
@@ -92,19 +94,22 @@ impl Stderr {
 
     /// Reads what is there, at most a chunk.
     pub fn drain(&mut self) {
-        let Some(reader) = &self.reader else { return };
-        let mut chunk = [0; CHUNK];
-        match rustix::io::read(reader, &mut chunk) {
-            Ok(0) => self.reader = None,
-            Ok(length) => {
-                self.tail.extend(&chunk[..length]);
-                let excess = self.tail.len().saturating_sub(TAIL);
-                self.tail.drain(..excess);
-            }
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(error) => {
-                tracing::warn!(%error, "a tool's stderr cannot be read");
-                self.reader = None;
+        for _ in 0..CHUNK / BUFFER {
+            let Some(reader) = &self.reader else { return };
+            let mut buffer = [0; BUFFER];
+            match rustix::io::read(reader, &mut buffer) {
+                Ok(0) => self.reader = None,
+                Ok(length) => {
+                    self.tail.extend(&buffer[..length]);
+                    let excess = self.tail.len().saturating_sub(TAIL);
+                    self.tail.drain(..excess);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "a tool's stderr cannot be read");
+                    self.reader = None;
+                }
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use toolproto::code::Code;
@@ -54,7 +55,7 @@ pub struct Resolved {
     /// Limits of the call.
     pub limits: CallLimits,
     /// Names that it may not change in the workspace.
-    pub protect: Vec<ProtectRule>,
+    pub protect: Arc<[ProtectRule]>,
     /// How it sees the workspace, if the job has one.
     pub sight: Sight,
     /// Its own time-out, if it has one.
@@ -219,7 +220,7 @@ impl Confined<'_> {
         }
         Ok(Resolved {
             policy: policy.name.clone(),
-            protect: policy.protect.clone(),
+            protect: Arc::clone(&policy.protect),
             command: runtime.command_line(&Path::new(TOOL_FOLDER).join(&program.entry)),
             environment,
             folder: Some(self.folder.to_owned()),
@@ -255,7 +256,7 @@ fn adhoc(
     line.extend(arguments.iter().map(OsString::from));
     Ok(Resolved {
         policy: policy.name.clone(),
-        protect: policy.protect.clone(),
+        protect: Arc::clone(&policy.protect),
         command: line,
         environment: Vec::new(),
         folder: None,
@@ -283,7 +284,7 @@ pub fn probe(catalog: &Catalog, name: &str) -> Result<Resolved, LaunchFailure> {
         .ok_or_else(|| failure(Code::PolicyUnknown, "there is no policy to try a runtime under".to_owned()))?;
     Ok(Resolved {
         policy: policy.name.clone(),
-        protect: Vec::new(),
+        protect: Arc::default(),
         command: [OsString::from(command)].into_iter().chain(runtime.probe.iter().map(OsString::from)).collect(),
         environment: Vec::new(),
         folder: None,

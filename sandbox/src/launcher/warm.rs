@@ -403,6 +403,8 @@ impl Waiting {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use toolproto::units::Bytes;
 
     use super::*;
@@ -428,7 +430,7 @@ mod tests {
             folder: None,
             mounts: Vec::new(),
             limits: CallLimits::default(),
-            protect: Vec::new(),
+            protect: Arc::default(),
             sight: Sight::Nothing,
             time: None,
             max_response: Bytes(1),

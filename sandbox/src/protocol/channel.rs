@@ -265,7 +265,15 @@ fn sealed_memfd(body: &[u8]) -> Result<OwnedFd, SendError> {
 }
 
 fn receive<M: DeserializeOwned>(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<Received<M>, ReceiveError> {
-    let mut bytes = vec![0; INLINE_LIMIT + 1];
+    // Most are short: room for the longest would be most of the work.
+    let length = loop {
+        match rustix::net::recv(socket, &mut [0_u8; 0][..], flags | RecvFlags::PEEK | RecvFlags::TRUNC) {
+            Ok((_, length)) => break length,
+            Err(Errno::INTR) => {}
+            Err(error) => return nothing_received(error),
+        }
+    };
+    let mut bytes = vec![0; length.min(INLINE_LIMIT + 1)];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTOR_LIMIT + 1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let message = loop {
@@ -273,9 +281,7 @@ fn receive<M: DeserializeOwned>(socket: BorrowedFd<'_>, flags: RecvFlags) -> Res
         match rustix::net::recvmsg(socket, &mut parts, &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC) {
             Ok(message) => break message,
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Ok(Received::Nothing),
-            Err(Errno::CONNRESET) => return Ok(Received::Closed),
-            Err(error) => return Err(ReceiveError::Io(error)),
+            Err(error) => return nothing_received(error),
         }
     };
     let mut descriptors = Vec::new();
@@ -299,6 +305,14 @@ fn receive<M: DeserializeOwned>(socket: BorrowedFd<'_>, flags: RecvFlags) -> Res
             parse(&body).map(|message| Received::Message(message, descriptors))
         }
         Some(_) => malformed("its first byte is unknown"),
+    }
+}
+
+fn nothing_received<M>(error: Errno) -> Result<Received<M>, ReceiveError> {
+    match error {
+        Errno::AGAIN => Ok(Received::Nothing),
+        Errno::CONNRESET => Ok(Received::Closed),
+        error => Err(ReceiveError::Io(error)),
     }
 }
 

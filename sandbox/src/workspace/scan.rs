@@ -159,6 +159,8 @@ pub(crate) fn read_entry(
     result
 }
 
+/// The most that is read of a file at once.
+const READ_AT_ONCE: usize = 128 << 10;
 /// Fewer files than this are not worth a thread.
 const FILES_PER_THREAD: usize = 64;
 /// Fewer directories than this are not worth one either.
@@ -286,7 +288,7 @@ impl<'a> Scanner<'a> {
             }
             EntryKind::File => match self.unchanged(name, &stat) {
                 Some(node) => Ok(node),
-                None => self.read_file(name, &stat, &mut vec![0; 128 << 10]),
+                None => self.read_file(name, &stat, &mut Vec::new()),
             },
             kind => self.read_special(name.clone(), kind, &stat),
         }
@@ -504,7 +506,7 @@ impl<'a> Scanner<'a> {
     /// Reads files of the present directory, many of them by several threads.
     fn read_files(&self, files: &[(Arc<[u8]>, Stat)]) -> Result<Vec<Node>, TreeError> {
         let read_all = |files: &[(Arc<[u8]>, Stat)]| -> Result<Vec<Node>, TreeError> {
-            let mut buffer = vec![0; 128 << 10];
+            let mut buffer = Vec::new();
             files.iter().map(|(name, stat)| self.read_file(name, stat, &mut buffer)).collect()
         };
         let threads = self.threads.min(files.len() / FILES_PER_THREAD);
@@ -524,7 +526,7 @@ impl<'a> Scanner<'a> {
         })
     }
 
-    fn read_file(&self, name: &Arc<[u8]>, stat: &Stat, buffer: &mut [u8]) -> Result<Node, TreeError> {
+    fn read_file(&self, name: &Arc<[u8]>, stat: &Stat, buffer: &mut Vec<u8>) -> Result<Node, TreeError> {
         let mut stamp = Stamp::of(stat);
         let lifted = self.lift(name, stat)?;
         let opened = self.open(name, FILE, stat);
@@ -540,6 +542,11 @@ impl<'a> Scanner<'a> {
         let mut file = File::from(opened?);
         let mut hasher = blake3::Hasher::new();
         let (listed_length, mut length) = (stat.st_size.unsigned_abs(), 0);
+        // With room for one byte more, so that the file's end is seen with its last byte.
+        let wanted = usize::try_from(listed_length).map_or(READ_AT_ONCE, |length| length.saturating_add(1));
+        if buffer.len() < wanted.min(READ_AT_ONCE) {
+            buffer.resize(wanted.min(READ_AT_ONCE), 0);
+        }
         loop {
             let read = match file.read(buffer) {
                 Ok(read) => read,

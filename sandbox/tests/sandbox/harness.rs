@@ -232,8 +232,8 @@ impl Sandbox {
             &self.host,
             Inputs {
                 policy: &policy,
-                command: self.command.clone(),
-                env: Vec::new(),
+                command: &self.command,
+                env: &[],
                 tool_folder: self.tool_folder.as_deref(),
                 runtime_mounts: &self.runtime_mounts,
                 sandbox_id,

@@ -1,7 +1,9 @@
 //! Launch, Stop, and everything a call goes through until it has ended.
 
 use std::io;
+use std::mem;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use toolproto::code::Code;
@@ -105,7 +107,7 @@ impl Service {
         match resolved {
             Ok(resolved) => {
                 let needs_reading = call.sight != Sight::Nothing;
-                call.resolved = Some(resolved);
+                call.resolved = Some(Rc::new(resolved));
                 self.calls.insert(id, call);
                 if needs_reading { self.hold(id, now) } else { self.start(id) }
             }
@@ -185,7 +187,7 @@ impl Service {
         workspace.waiting.push(id);
         workspace.ask_again = Some(Instant::now() + ASK_AGAIN);
         if let Some(call) = self.calls.get_mut(&id)
-            && !std::mem::replace(&mut call.is_held_up, true)
+            && !mem::replace(&mut call.is_held_up, true)
         {
             tracing::info!(%job, call = %id, "a call waits for its workspace, which another job holds");
         }
@@ -296,21 +298,20 @@ impl Service {
         let (Some(resolved), Some(grant)) = (call.resolved.clone(), self.grants.get_mut(&call.job)) else {
             return Ok(());
         };
-        let mut started = resolved.clone();
-        if let Some((_, Passed::Events(Some(events)))) = &call.stdio {
-            // The sandbox's processes are forked: the number is theirs, too.
-            started.environment.push((EVENTS_VARIABLE.into(), events.as_raw_fd().to_string().into()));
-        }
+        let events = match &call.stdio {
+            Some((_, Passed::Events(events))) => events.as_ref(),
+            _ => None,
+        };
         let (network, sockets) = made_network(&self.parts.host, &resolved)?.unzip();
-        let mut plan = planned(&self.parts, started, uid, view, network)?;
+        let mut plan = planned(&self.parts, (&resolved, events), uid, view, network)?;
         self.frames.provide(&mut plan);
         if plan.makes_bare_network()
             && let Some(bare) = self.networks.take()
         {
             plan.enter_network(bare);
         }
-        call.enforced.clone_from(&plan.enforced);
-        call.not_enforced.clone_from(&plan.not_enforced);
+        call.enforced = mem::take(&mut plan.enforced);
+        call.not_enforced = mem::take(&mut plan.not_enforced);
         let leaf = match &self.parts.tree {
             Some(tree) => {
                 let name = format!("call-{}", grant.chain.next_launch());
@@ -403,29 +404,32 @@ impl Service {
     }
 }
 
-/// The plan of a sandbox for what was resolved.
+/// The plan of a sandbox for what was resolved, with the descriptor of its progress.
 pub(super) fn planned(
     parts: &Parts,
-    resolved: Resolved,
+    (resolved, events): (&Resolved, Option<&OwnedFd>),
     uid: u32,
     view: View,
     network: Option<netns::Furnished>,
 ) -> Result<Plan, LaunchFailure> {
+    // The sandbox's processes are forked: the number is theirs, too.
+    let events = events.map(|events| (EVENTS_VARIABLE.into(), events.as_raw_fd().to_string().into()));
+    let environment: Vec<_> = resolved.environment.iter().cloned().chain(events).collect();
     let policy = parts.catalog.policies.get(&resolved.policy);
     let policy = policy.ok_or_else(|| failure(Code::PolicyUnknown, "the policy was taken away".to_owned()))?;
     Plan::build(
         &parts.host,
         Inputs {
             policy,
-            command: resolved.command,
-            env: resolved.environment,
+            command: &resolved.command,
+            env: &environment,
             tool_folder: resolved.folder.as_deref(),
             runtime_mounts: &resolved.mounts,
             sandbox_id: uid,
             view,
             place: resolved.place,
             workspace_read_only: resolved.sight == Sight::ReadOnly,
-            limits: resolved.limits,
+            limits: resolved.limits.clone(),
             network,
         },
     )

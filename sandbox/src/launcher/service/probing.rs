@@ -54,7 +54,7 @@ impl Service {
         if let Some(call) = self.calls.get_mut(&id) {
             call.sandbox_uid = Some(uid);
         }
-        let mut plan = planned(&self.parts, resolved.clone(), uid, View::Empty, None)?;
+        let mut plan = planned(&self.parts, (resolved, None), uid, View::Empty, None)?;
         self.frames.provide(&mut plan);
         let leaf = self.leaf_of_probe(id, resolved)?;
         let (output, (stdout, stderr)) = captured_output(resolved, uid)?;

@@ -1,12 +1,12 @@
 //! Starting processes ahead of their calls, and having calls served by them.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::mem;
+use std::os::fd::AsFd;
 use std::time::Instant;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use toolproto::code::Code;
 use toolproto::ids::{CallId, JobId};
-use toolproto::progress::EVENTS_VARIABLE;
 
 use super::Service;
 use super::launching::{captured_output, made_network, planned, step};
@@ -40,7 +40,7 @@ impl Service {
     /// What a job's ended calls leave to be started ahead. Not at once: the launcher does one thing at a time, and an ended call
     /// still waits for its evidence and its signature.
     pub(super) fn take_orders(&mut self, job: JobId) -> Vec<Warming> {
-        let orders = self.grants.get_mut(&job).map(|grant| std::mem::take(&mut grant.orders)).unwrap_or_default();
+        let orders = self.grants.get_mut(&job).map(|grant| mem::take(&mut grant.orders)).unwrap_or_default();
         orders.into_iter().filter_map(|order| self.resolve_order(job, order)).collect()
     }
 
@@ -131,15 +131,11 @@ impl Service {
         // The tool's end does not block: nobody reads before the call.
         let events = order.is_watched.then(|| pipe(PipeFlags::NONBLOCK)).transpose()?;
         let (events, events_of_tool) = events.unzip();
-        let mut started = resolved.clone();
-        if let Some(events) = &events_of_tool {
-            started.environment.push((EVENTS_VARIABLE.into(), events.as_raw_fd().to_string().into()));
-        }
         let (network, sockets) = made_network(&self.parts.host, resolved)?.unzip();
         let view = if order.sees_workspace { View::Later } else { View::Empty };
-        let mut plan = planned(&self.parts, started, uid, view, network)?;
+        let mut plan = planned(&self.parts, (resolved, events_of_tool.as_ref()), uid, view, network)?;
         self.frames.provide(&mut plan);
-        let (enforced, not_enforced) = (plan.enforced.clone(), plan.not_enforced.clone());
+        let (enforced, not_enforced) = (mem::take(&mut plan.enforced), mem::take(&mut plan.not_enforced));
         let guarded = plan.guarded().to_vec();
         let leaf = self.leaf_ahead(order.holder, resolved)?;
         let (output, (stdout, stderr)) = captured_output(resolved, uid)?;

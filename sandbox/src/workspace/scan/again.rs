@@ -31,7 +31,7 @@ pub(crate) fn examine_again(
     watcher: &Watcher,
 ) -> Result<Again, TreeError> {
     let scanner = Scanner::enter_root(dir, limits, Some(&known.root), Some(watcher))?;
-    let mut examiner = Examiner { scanner, fresh: Vec::new(), buffer: vec![0; 128 << 10] };
+    let mut examiner = Examiner { scanner, fresh: Vec::new(), buffer: Vec::new() };
     match examiner.root(&known.root, marks) {
         Ok(tree) => Ok(Again { tree, fresh: examiner.fresh }),
         Err(error) => {
