@@ -18,10 +18,10 @@ mod limits;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -168,7 +168,7 @@ fn cgroup2_mount(mountinfo: &str) -> Option<PathBuf> {
 pub struct Tree {
     root: PathBuf,
     delegated: bool,
-    controllers: BTreeSet<Controller>,
+    controllers: Arc<BTreeSet<Controller>>,
 }
 
 impl Tree {
@@ -193,13 +193,13 @@ impl Tree {
             root
         };
         enable(&root);
-        let controllers = controllers_in(&root.join("cgroup.subtree_control"))?;
+        let controllers = controllers_in(&root.join("cgroup.subtree_control"))?.into();
         Ok(Self { root, delegated: place.delegated, controllers })
     }
 
     /// The controllers that calls are limited by.
     #[must_use]
-    pub const fn controllers(&self) -> &BTreeSet<Controller> {
+    pub fn controllers(&self) -> &BTreeSet<Controller> {
         &self.controllers
     }
 
@@ -217,8 +217,10 @@ impl Tree {
     pub fn slice(&self, name: &str, limits: &SliceLimits) -> Result<Slice, CgroupError> {
         let path = self.root.join(name);
         create(&path)?;
-        enable(&path);
-        let slice = Slice { path, name: name.to_owned(), controllers: self.controllers.clone() };
+        for controller in self.controllers.iter() {
+            write(&path.join("cgroup.subtree_control"), &format!("+{controller}"))?;
+        }
+        let slice = Slice { path, name: name.to_owned(), controllers: Arc::clone(&self.controllers) };
         let limits = Limits {
             cpu_milli: limits.cpu_milli,
             memory: limits.memory,
@@ -269,7 +271,7 @@ impl Tree {
 pub struct Slice {
     path: PathBuf,
     name: String,
-    controllers: BTreeSet<Controller>,
+    controllers: Arc<BTreeSet<Controller>>,
 }
 
 impl Slice {
@@ -285,7 +287,8 @@ impl Slice {
             Ok(directory) => directory,
             Err(source) => return Err(CgroupError::Read { path, source: source.into() }),
         };
-        let leaf = Leaf { path, relative: format!("{}/{name}", self.name), directory };
+        let controllers = Arc::clone(&self.controllers);
+        let leaf = Leaf { path, relative: format!("{}/{name}", self.name), directory, controllers };
         // The call's own PID 1 is not the tool's business.
         let pids = limits.pids.map(|pids| pids.saturating_add(1));
         let wanted = Limits {
@@ -322,7 +325,7 @@ impl Slice {
     /// Causes of trouble that concern the slice's own limits, not a leaf's.
     #[must_use]
     pub fn events(&self) -> Events {
-        Events::read(&self.path)
+        Events::read(&self.path, &self.controllers)
     }
 
     /// Removes the slice and the empty leaves in it.
@@ -340,6 +343,7 @@ pub struct Leaf {
     path: PathBuf,
     relative: String,
     directory: OwnedFd,
+    controllers: Arc<BTreeSet<Controller>>,
 }
 
 impl AsFd for Leaf {
@@ -379,16 +383,20 @@ impl Leaf {
     /// What its processes have used so far, as far as the controllers count it.
     #[must_use]
     pub fn usage(&self) -> LeafUsage {
-        let number = |file: &str| fs::read_to_string(self.path.join(file)).ok()?.trim().parse().ok();
-        let io = fs::read_to_string(self.path.join("io.stat")).ok();
+        // Without its controller, a file is not there.
+        let text = |controller, file: &str| {
+            self.controllers.contains(&controller).then(|| read(&self.path.join(file)).ok()).flatten()
+        };
+        let number = |controller, file: &str| text(controller, file)?.trim().parse().ok();
+        let io = text(Controller::Io, "io.stat");
         let sum = |key: &str| {
             let text = io.as_ref()?;
             Some(text.split_whitespace().filter_map(|word| word.strip_prefix(key)?.parse::<u64>().ok()).sum())
         };
         LeafUsage {
             cpu_usec: keyed(&self.path.join("cpu.stat"), "usage_usec"),
-            memory_peak: number("memory.peak"),
-            pids_peak: number("pids.peak").map(|peak: u64| peak.saturating_sub(1)),
+            memory_peak: number(Controller::Memory, "memory.peak"),
+            pids_peak: number(Controller::Pids, "pids.peak").map(|peak: u64| peak.saturating_sub(1)),
             io_read: sum("rbytes="),
             io_write: sum("wbytes="),
         }
@@ -397,7 +405,7 @@ impl Leaf {
     /// Causes of trouble that concern the leaf's own limits.
     #[must_use]
     pub fn events(&self) -> Events {
-        Events::read(&self.path)
+        Events::read(&self.path, &self.controllers)
     }
 
     /// Removes it.
@@ -444,6 +452,8 @@ fn controllers_in(file: &Path) -> Result<BTreeSet<Controller>, CgroupError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

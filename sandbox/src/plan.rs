@@ -438,9 +438,17 @@ pub(crate) fn access(inputs: &Inputs<'_>, entries: &[Entry]) -> landlock::Rules 
     } else {
         write.push(inputs.place.covered_by().to_owned());
     }
+    // A rule holds for all that lies below, also where something else is mounted (landlock(7)). One that another implies costs
+    // as much as any: paths come after those that they begin with.
+    let mut needed: Vec<PathBuf> = Vec::new();
+    for path in read {
+        if !needed.iter().any(|above| path.starts_with(above)) {
+            needed.push(path);
+        }
+    }
     landlock::Rules {
         list: vec!["/".into()],
-        read: read.into_iter().collect(),
+        read: needed,
         write,
         devices: vec!["/dev".into()],
         tcp: match (&inputs.network, inputs.policy.loopback) {

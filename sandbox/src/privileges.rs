@@ -74,11 +74,9 @@ const LAUNCHERS: [Capability; 18] = [
 pub(crate) fn keep_only_the_launchers() -> io::Result<()> {
     let held = caps::read(None, CapSet::Permitted).map_err(io::Error::other)?;
     let kept: CapsHashSet = held.intersection(&LAUNCHERS.into()).copied().collect();
-    for capability in caps::all() {
-        if !kept.contains(&capability) && caps::has_cap(None, CapSet::Bounding, capability).unwrap_or(false) {
-            caps::drop(None, CapSet::Bounding, capability).map_err(io::Error::other)?;
-        }
-    }
+    // Nothing that it starts is given a capability, so it empties this set once for all of them: each capability that is
+    // dropped takes the kernel a new set of credentials.
+    caps::clear(None, CapSet::Bounding).map_err(io::Error::other)?;
     caps::clear(None, CapSet::Ambient).map_err(io::Error::other)?;
     caps::set(None, CapSet::Inheritable, &CapsHashSet::new()).map_err(io::Error::other)?;
     caps::set(None, CapSet::Effective, &kept).map_err(io::Error::other)?;

@@ -1,9 +1,11 @@
 //! What a control group has seen: kills for want of memory, refused forks.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use toolproto::receipt::Denial;
 
+use super::Controller;
 use super::files::keyed;
 
 /// Which limits were hit.
@@ -32,12 +34,15 @@ impl Events {
         memory.into_iter().chain(high).chain(pids).collect()
     }
 
-    pub(super) fn read(directory: &Path) -> Self {
+    pub(super) fn read(directory: &Path, controllers: &BTreeSet<Controller>) -> Self {
+        let keyed = |controller, file: &str, key: &str| {
+            controllers.contains(&controller).then(|| keyed(&directory.join(file), key)).flatten()
+        };
         // memory.events counts the whole subtree, .local only what this cgroup's own limit did.
-        let oom_kills = keyed(&directory.join("memory.events.local"), "oom_kill").unwrap_or(0);
-        let slowed = keyed(&directory.join("memory.events.local"), "high").unwrap_or(0);
-        let forks_refused = keyed(&directory.join("pids.events.local"), "max")
-            .or_else(|| keyed(&directory.join("pids.events"), "max"))
+        let oom_kills = keyed(Controller::Memory, "memory.events.local", "oom_kill").unwrap_or(0);
+        let slowed = keyed(Controller::Memory, "memory.events.local", "high").unwrap_or(0);
+        let forks_refused = keyed(Controller::Pids, "pids.events.local", "max")
+            .or_else(|| keyed(Controller::Pids, "pids.events", "max"))
             .unwrap_or(0);
         Self { oom_kills, slowed, forks_refused, no_space: false }
     }

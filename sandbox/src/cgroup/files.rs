@@ -1,7 +1,7 @@
 //! The files and directories of the control group file system.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::CgroupError;
 
 pub(super) fn keyed(file: &Path, key: &str) -> Option<u64> {
-    let text = fs::read_to_string(file).ok()?;
+    let text = read(file).ok()?;
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
@@ -71,8 +71,18 @@ pub(super) fn remove(path: &Path) -> Result<(), CgroupError> {
     fs::remove_dir(path).map_err(|source| CgroupError::Remove { path: path.to_owned(), source })
 }
 
+/// Reads one of the kernel's own files: it says no length, and gives as much at once as there is room for.
 pub(super) fn read(path: &Path) -> Result<String, CgroupError> {
-    fs::read_to_string(path).map_err(|source| CgroupError::Read { path: path.to_owned(), source })
+    let failed = |source| CgroupError::Read { path: path.to_owned(), source };
+    let mut file = fs::File::open(path).map_err(failed)?;
+    let (mut bytes, mut room) = (Vec::new(), [0; 4096]);
+    loop {
+        let length = file.read(&mut room).map_err(failed)?;
+        bytes.extend_from_slice(&room[..length]);
+        if length < room.len() {
+            return String::from_utf8(bytes).map_err(|error| failed(io::Error::other(error)));
+        }
+    }
 }
 
 pub(super) fn write(path: &Path, value: &str) -> Result<(), CgroupError> {

@@ -35,7 +35,10 @@ impl Limits {
         set(Controller::Memory, "memory.max", self.memory.map(|bytes| bytes.0.to_string()))?;
         set(Controller::Memory, "memory.high", self.memory_high.map(|bytes| bytes.0.to_string()))?;
         // A kernel without swap accounting has no such file, and then no swap to limit.
-        if directory.join("memory.swap.max").exists() {
+        if self.swap.is_some()
+            && controllers.contains(&Controller::Memory)
+            && directory.join("memory.swap.max").exists()
+        {
             set(Controller::Memory, "memory.swap.max", self.swap.map(|bytes| bytes.0.to_string()))?;
         }
         set(Controller::Pids, "pids.max", self.pids.map(|pids| pids.to_string()))?;

@@ -23,7 +23,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::mount::{
-    MountFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags, mount_change, mount_remount, open_tree, unmount,
+    MountAttrFlags, MountFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags, mount_change, mount_remount,
+    open_tree, unmount,
 };
 use rustix::process::{chdir, fchdir, pivot_root};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
@@ -207,7 +208,7 @@ pub(super) fn make(layout: &Layout, accounts: &Accounts, left_to: Option<Borrowe
     let namespace = left_to.map(|to| Ok::<_, io::Error>((to, open_own_namespace()?))).transpose()?;
     let sources = layout.entries.iter().map(Source::open).collect::<io::Result<Vec<_>>>()?;
     let is_as_planned = sources.iter().flatten().all(|source| source.is_as_planned);
-    let base = tmpfs(&[("mode", "0755"), ("size", "16m"), ("nr_inodes", "4096")])?;
+    let base = tmpfs(&[("mode", "0755"), ("size", "16m"), ("nr_inodes", "4096")], MountAttrFlags::MOUNT_ATTR_NOSUID)?;
     // Any directory that every host has will do: it is hidden until the pivot, in this mount namespace only.
     attach(&base, Path::new("/proc"))?;
     fchdir(&base)?;
@@ -308,7 +309,7 @@ pub(super) fn place(entry: &Entry, source: Option<Source>) -> io::Result<()> {
 /// Devices, and places for terminals and shared memory, which each call has of its own.
 fn make_dev() -> io::Result<()> {
     make_place(Path::new("dev"), true)?;
-    let devices = tmpfs(&[("mode", "0755"), ("size", "64k"), ("nr_inodes", "64")])?;
+    let devices = tmpfs(&[("mode", "0755"), ("size", "64k"), ("nr_inodes", "64")], MountAttrFlags::MOUNT_ATTR_NOSUID)?;
     attach(&devices, Path::new("dev"))?;
     for (name, major, minor) in DEVICES {
         mknodat(&devices, name, FileType::CharacterDevice, Mode::from_raw_mode(0o666), makedev(major, minor))?;

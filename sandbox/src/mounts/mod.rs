@@ -21,22 +21,24 @@ use self::frame::{Accounts, Entry, Framing, Layout, Source};
 use crate::plan::Place;
 use crate::sys::mount::{Attributes, set_attributes};
 
-/// Files of /proc that say or do something about the host. The tool may not read most of them anyway.
-const COVERED: [&str; 14] = [
-    "acpi",
-    "asound",
-    "bus",
-    "interrupts",
-    "irq",
-    "kallsyms",
-    "kcore",
-    "key-users",
-    "keys",
-    "latency_stats",
-    "sched_debug",
-    "scsi",
-    "sysrq-trigger",
-    "timer_list",
+/// What of /proc says or does something about the host: directories, and files. The tool may not read most of it anyway. A
+/// kernel has some of it, and more when modules are loaded.
+const COVERED: [(StandIn, &[&str]); 2] = [
+    (StandIn::Directory, &["acpi", "asound", "bus", "irq", "scsi"]),
+    (
+        StandIn::File,
+        &[
+            "interrupts",
+            "kallsyms",
+            "kcore",
+            "key-users",
+            "keys",
+            "latency_stats",
+            "sched_debug",
+            "sysrq-trigger",
+            "timer_list",
+        ],
+    ),
 ];
 
 /// The whole root.
@@ -98,8 +100,8 @@ pub(crate) fn make_scratch(root: &Root) -> io::Result<Vec<Scratch>> {
             ("uid", place.owner.0.to_string()),
             ("gid", place.owner.1.to_string()),
         ];
-        let mount = tmpfs(&options.each_ref().map(|(option, value)| (*option, value.as_str())))?;
-        set_attributes(mount.as_fd(), Attributes::PLAIN)?;
+        let options = options.each_ref().map(|(option, value)| (*option, value.as_str()));
+        let mount = tmpfs(&options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)?;
         Ok(Scratch { mount, limit: place.limit })
     };
     root.scratch.iter().map(make).collect()
@@ -198,17 +200,49 @@ fn guard(place: &Path, paths: &[PathBuf]) -> io::Result<()> {
     Ok(())
 }
 
-/// Covers a path with an empty directory, or a file with the null device: those of the root, before anything is mounted on
-/// them.
+/// What something is covered with: parts of the root, before anything is mounted on them.
+#[derive(Clone, Copy)]
+enum StandIn {
+    /// An empty directory.
+    Directory,
+    /// The null device.
+    File,
+}
+
+impl StandIn {
+    fn copy(self) -> io::Result<OwnedFd> {
+        let own = match self {
+            Self::Directory => TERMINALS,
+            Self::File => "dev/null",
+        };
+        Ok(open_tree(CWD, own, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?)
+    }
+}
+
+/// Covers a directory or a file.
 fn cover(target: &Path) -> io::Result<()> {
     let stand_in = match FileType::from_raw_mode(rustix::fs::lstat(target)?.st_mode) {
         // A link is no way in: what it leads to is covered or not by its own name.
         FileType::Symlink => return Ok(()),
-        FileType::Directory => TERMINALS,
-        _ => "dev/null",
+        FileType::Directory => StandIn::Directory,
+        _ => StandIn::File,
     };
-    let stand_in = open_tree(CWD, stand_in, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
-    attach(&stand_in, target)
+    attach(stand_in.copy()?, target)
+}
+
+/// Covers what is there of [`COVERED`].
+fn cover_host() -> io::Result<()> {
+    for (stand_in, names) in COVERED {
+        let mut copy = stand_in.copy()?;
+        for name in names {
+            match attach(&copy, &Path::new("proc").join(name)) {
+                Ok(()) => copy = stand_in.copy()?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Where terminals are mounted; empty until then.
@@ -228,21 +262,15 @@ fn make_proc() -> io::Result<()> {
     // Processes that the tool may not trace, so also PID 1 with the launcher's command line, are not shown at all.
     fsconfig_set_string(&processes, "hidepid", "2")?;
     attach(&create(&processes, DATA_ONLY | MountAttrFlags::MOUNT_ATTR_RDONLY)?, Path::new("proc"))?;
-    for name in COVERED {
-        match cover(&Path::new("proc").join(name)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            covered => covered?,
-        }
-    }
-    Ok(())
+    cover_host()
 }
 
-fn tmpfs(options: &[(&str, &str)]) -> io::Result<OwnedFd> {
+fn tmpfs(options: &[(&str, &str)], attributes: MountAttrFlags) -> io::Result<OwnedFd> {
     let file_system = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (option, value) in options {
         fsconfig_set_string(&file_system, *option, *value)?;
     }
-    create(&file_system, MountAttrFlags::MOUNT_ATTR_NOSUID)
+    create(&file_system, attributes)
 }
 
 fn create(file_system: &OwnedFd, attributes: MountAttrFlags) -> io::Result<OwnedFd> {
