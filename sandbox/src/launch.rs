@@ -72,8 +72,8 @@ pub struct Running {
     records: OwnedFd,
     scratch: Vec<Scratch>,
     frame: FrameInUse,
-    /// The tool's mount namespace, from its exec on, so that its end does not wait for the mounts' end.
-    mounts: Option<OwnedFd>,
+    /// The tool's namespaces that take long to end, from its exec on: its own end does not wait for theirs.
+    namespaces: Vec<OwnedFd>,
     started: Instant,
 }
 
@@ -166,7 +166,7 @@ pub fn start(plan: Plan, stdio: Stdio, leaf: Option<Leaf>) -> Result<Running, La
             records: channel.records,
             scratch,
             frame: FrameInUse::of(plan.framing, frame.map(|frame| (frame, plan.root.layout))),
-            mounts: None,
+            namespaces: Vec::new(),
             started,
         }),
         Err((step, error)) => {
@@ -235,7 +235,7 @@ impl Running {
             self.report.chunks(RECORD).map(|record| record.try_into().ok().and_then(decode)).collect();
         match records.as_slice() {
             [Some(Report::Ready)] => {
-                self.keep_mounts();
+                self.keep_namespaces();
                 self.frame.take_in();
                 Status::Executing
             }
@@ -245,10 +245,11 @@ impl Running {
     }
 
     /// One that cannot be had is not needed: the tool's end takes longer then.
-    fn keep_mounts(&mut self) {
-        if self.mounts.is_none() {
-            let path = format!("/proc/{}/ns/mnt", self.tool.child.pid.as_raw_nonzero());
-            self.mounts = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
+    fn keep_namespaces(&mut self) {
+        if self.namespaces.is_empty() {
+            let own = format!("/proc/{}/ns", self.tool.child.pid.as_raw_nonzero());
+            let open = |name| rustix::fs::open(format!("{own}/{name}"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+            self.namespaces = ["mnt", "net"].into_iter().filter_map(|name| open(name).ok()).collect();
         }
     }
 
@@ -356,17 +357,17 @@ impl Running {
     /// What is left of it once it [is gone](Self::is_gone).
     #[must_use]
     pub fn into_remains(self) -> Remains {
-        Remains { leaf: self.leaf, frame: self.frame.into_frame(), _mounts: self.mounts, _scratch: self.scratch }
+        Remains { leaf: self.leaf, frame: self.frame.into_frame(), _namespaces: self.namespaces, _scratch: self.scratch }
     }
 }
 
-/// What a sandbox leaves in which no process is left: its cgroup, its mounts, its private file systems. The kernel takes as
+/// What a sandbox leaves in which no process is left: its cgroup, its mounts, its network, its private file systems. The kernel takes as
 /// long for their end as for that of the processes, and nobody who waits for those need wait for it.
 #[derive(Debug)]
 pub struct Remains {
     leaf: Option<Leaf>,
     frame: Option<Frame>,
-    _mounts: Option<OwnedFd>,
+    _namespaces: Vec<OwnedFd>,
     _scratch: Vec<Scratch>,
 }
 
