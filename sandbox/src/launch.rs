@@ -248,7 +248,8 @@ impl Running {
     fn keep_namespaces(&mut self) {
         if self.namespaces.is_empty() {
             let own = format!("/proc/{}/ns", self.tool.child.pid.as_raw_nonzero());
-            let open = |name| rustix::fs::open(format!("{own}/{name}"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+            let open =
+                |name| rustix::fs::open(format!("{own}/{name}"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
             self.namespaces = ["mnt", "net"].into_iter().filter_map(|name| open(name).ok()).collect();
         }
     }
@@ -357,7 +358,12 @@ impl Running {
     /// What is left of it once it [is gone](Self::is_gone).
     #[must_use]
     pub fn into_remains(self) -> Remains {
-        Remains { leaf: self.leaf, frame: self.frame.into_frame(), _namespaces: self.namespaces, _scratch: self.scratch }
+        Remains {
+            leaf: self.leaf,
+            frame: self.frame.into_frame(),
+            _namespaces: self.namespaces,
+            _scratch: self.scratch,
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 //! | [`host`] | what this kernel can enforce, probed by behaviour once |
 //! | [`launch`] | from a plan to a running tool, and to its end |
 //! | [`plan`] | everything one sandbox needs, decided before anything starts |
+//! | [`listings`] | the names in directories of the host that policies look into |
 //! | [`outline`] | what a plan says about a path, for denials that the failing tool itself names |
 //! | [`policy`] | a policy file and the checked policy |
 //! | `steps` | the child's steps between clone and exec, in their one order |
@@ -41,6 +42,7 @@ mod init;
 pub mod landlock;
 pub mod launch;
 pub mod launcher;
+pub mod listings;
 pub mod log;
 mod mounts;
 mod namespaces;

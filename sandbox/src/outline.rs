@@ -177,6 +177,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
+    use crate::listings::Listings;
     use crate::mounts::frame::{Accounts, Entry};
     use crate::plan::{Inputs, Place, View, access, entries, scratch};
 
@@ -222,7 +223,7 @@ mod tests {
                     outline = outline.reading_unless("a rule");
                 }
                 let how = |path: &Path, failure| outline.keeps(path, failure).map(|kept| kept.how);
-                let planned = entries(&inputs).unwrap();
+                let planned = entries(&inputs, &Listings::default()).unwrap();
                 for entry in &planned {
                     let path = Path::new("/").join(entry.target());
                     let name = format!("{}: {}", policy.name, path.display());

@@ -1,6 +1,6 @@
 //! Everything that one sandbox needs, decided before anything starts: mounts, rules, limits, identity, program.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::{CString, OsString};
 use std::fs;
 use std::io;
@@ -15,6 +15,7 @@ use toolproto::manifest::{LATE_WORKSPACE, WORKSPACE};
 use crate::egress::RESOLVER;
 use crate::host::{Host, LimitsMode, Mechanism};
 use crate::landlock::{self, Tcp};
+use crate::listings::Listings;
 use crate::mounts::frame::{Accounts, Entry, Framing, HostFile, Layout};
 use crate::mounts::{Root, ScratchPlace};
 use crate::namespaces::Namespaces;
@@ -133,7 +134,7 @@ impl Plan {
     /// # Errors
     /// POLICY_UNENFORCEABLE when the host lacks what the policy requires, LAUNCH_FAILED when a path of the host cannot be
     /// looked at or the command holds a NUL byte.
-    pub fn build(host: &Host, inputs: Inputs<'_>) -> Result<Self, LaunchFailure> {
+    pub fn build(host: &Host, listings: &Listings, inputs: Inputs<'_>) -> Result<Self, LaunchFailure> {
         let unenforceable = |what: &str| LaunchFailure {
             code: Code::PolicyUnenforceable,
             step: "plan".to_owned(),
@@ -158,7 +159,7 @@ impl Plan {
             errno: error.raw_os_error(),
             message: format!("a path of the host that the sandbox shows cannot be looked at: {error}"),
         };
-        let entries = entries(&inputs).map_err(places_failed)?;
+        let entries = entries(&inputs, listings).map_err(places_failed)?;
         let access = access(&inputs, &entries);
         let scratch = scratch(&inputs);
         let is_within = |entry: &Entry| scratch.iter().any(|place| entry.target().starts_with(&place.target));
@@ -301,13 +302,12 @@ fn enforced(host: &Host, limits: &CallLimits, is_let_out: bool) -> Vec<String> {
     mechanisms.map(|mechanism| mechanism.as_str()).chain(always).map(str::to_owned).collect()
 }
 
-pub(crate) fn entries(inputs: &Inputs<'_>) -> io::Result<Vec<Entry>> {
+pub(crate) fn entries(inputs: &Inputs<'_>, listings: &Listings) -> io::Result<Vec<Entry>> {
     let mut entries = Vec::new();
     let hidden =
         |path: &Path| inputs.policy.paths.iter().any(|rule| rule.access == PathAccess::Hide && rule.path == path);
-    let mut directories = Directories::default();
     for rule in inputs.policy.paths.iter().filter(|rule| rule.access == PathAccess::Read) {
-        for path in directories.matches(rule)?.into_iter().filter(|path| !hidden(path) && !is_made(path)) {
+        for path in matches(rule, listings)?.into_iter().filter(|path| !hidden(path) && !is_made(path)) {
             entries.extend(mirror(&path)?);
         }
     }
@@ -351,34 +351,12 @@ fn guarded(inputs: &Inputs<'_>) -> Vec<PathBuf> {
     rules.map(|rule| PathBuf::from(&rule.name)).collect()
 }
 
-/// The directories that rules with a `*` have been looked for in: each is read once for a plan, however many rules name it.
-#[derive(Debug, Default)]
-struct Directories(BTreeMap<PathBuf, Vec<OsString>>);
-
-impl Directories {
-    /// The paths that a rule stands for, of those that the host has.
-    fn matches(&mut self, rule: &PathRule) -> io::Result<Vec<PathBuf>> {
-        let name = rule.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let (Some(prefix), Some(parent)) = (name.strip_suffix('*'), rule.path.parent()) else {
-            return Ok(vec![rule.path.clone()]);
-        };
-        let names = self.names(parent)?.iter().filter(|name| name.as_encoded_bytes().starts_with(prefix.as_bytes()));
-        let mut found: Vec<_> = names.map(|name| parent.join(name)).collect();
-        found.sort();
-        Ok(found)
-    }
-
-    /// The names in a directory; none where there is no directory.
-    fn names(&mut self, directory: &Path) -> io::Result<&[OsString]> {
-        if !self.0.contains_key(directory) {
-            let names = match fs::read_dir(directory) {
-                Ok(listing) => listing.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()?,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-                Err(error) => return Err(error),
-            };
-            self.0.insert(directory.to_owned(), names);
-        }
-        Ok(self.0.get(directory).map_or(&[], Vec::as_slice))
+/// The paths that a rule stands for, of those that the host has.
+fn matches(rule: &PathRule, listings: &Listings) -> io::Result<Vec<PathBuf>> {
+    let name = rule.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    match (name.strip_suffix('*'), rule.path.parent()) {
+        (Some(prefix), Some(parent)) => listings.beginning_with(parent, prefix),
+        _ => Ok(vec![rule.path.clone()]),
     }
 }
 

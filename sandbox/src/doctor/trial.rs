@@ -12,6 +12,7 @@ use crate::catalog::{Catalog, Runtime};
 use crate::host::Host;
 use crate::launch::{self, Exit, Running, Status, Stdio};
 use crate::launcher::capture::{Stderr, Stdout};
+use crate::listings::Listings;
 use crate::plan::{Inputs, Place, Plan, View};
 
 /// How long a runtime may take to show that it works.
@@ -27,6 +28,7 @@ pub(super) fn run(host: &Host, catalog: &Catalog, runtime: &Runtime, sandbox_id:
     let policy = catalog.strictest().ok_or("there is no policy to try it under")?;
     let plan = Plan::build(
         host,
+        &Listings::default(),
         Inputs {
             policy,
             command: &command,

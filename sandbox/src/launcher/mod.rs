@@ -72,6 +72,7 @@ use crate::catalog::Catalog;
 use crate::cgroup::Tree;
 use crate::config::Config;
 use crate::host::{Host, LimitsMode};
+use crate::listings::Listings;
 use crate::privileges;
 use crate::protocol::channel::{QueuedChannel, pair};
 use crate::sys::process::{block_signals, signalfd};
@@ -196,6 +197,7 @@ pub fn run(options: &Options) -> Result<ExitCode, LauncherError> {
     );
     let channel = QueuedChannel::new(own);
     let service = Service::new(service::Parts {
+        listings: Listings::default(),
         secrets: Secrets::read(&catalog, &config.paths.secrets),
         config_dir,
         config,

@@ -30,6 +30,7 @@ use crate::config::Config;
 use crate::frames::{self, Frames};
 use crate::host::{Host, Mechanism};
 use crate::launch::{Remains, Running};
+use crate::listings::Listings;
 use crate::netns::bare::{Bare, Bares};
 use crate::protocol::channel::{QueuedChannel, ReceiveError, Received, SendError};
 use crate::protocol::{FromLauncher, ToLauncher};
@@ -72,6 +73,8 @@ pub struct Parts {
     pub config_dir: PathBuf,
     /// The configuration.
     pub config: Config,
+    /// Directories of the host that policies look into.
+    pub listings: Listings,
     /// Tools, runtimes, policies.
     pub catalog: Catalog,
     /// What tools are given and nobody else.

@@ -18,6 +18,7 @@ use sandbox::cgroup::{Slice, Tree};
 use sandbox::frames::Frames;
 use sandbox::host::{Host, LimitsMode};
 use sandbox::launch::{Exit, Finished, Running, Status, Stdio, start};
+use sandbox::listings::Listings;
 use sandbox::plan::{Inputs, Place, Plan, View};
 use sandbox::policy::{CallLimits, Policy};
 use sandbox::protocol::{LaunchFailure, SliceLimits};
@@ -230,6 +231,7 @@ impl Sandbox {
         let policy = self.policy();
         Plan::build(
             &self.host,
+            &Listings::default(),
             Inputs {
                 policy: &policy,
                 command: &self.command,

@@ -419,6 +419,7 @@ pub(super) fn planned(
     let policy = policy.ok_or_else(|| failure(Code::PolicyUnknown, "the policy was taken away".to_owned()))?;
     Plan::build(
         &parts.host,
+        &parts.listings,
         Inputs {
             policy,
             command: &resolved.command,
