@@ -6,8 +6,10 @@
 //!                                                         └── record ──► memfd ── when all is over ──► launcher
 //! ```
 //!
-//! The answer is always an error. To let a call pass after looking at its arguments would be no check at all, since the tool
-//! can change them in between (seccomp_unotify(2)).
+//! The answer is an error. To let a call pass after looking at what its arguments point to would be no check at all, since the
+//! tool can change that in between (seccomp_unotify(2)). socket(2) alone is let pass as the filter would have, by arguments
+//! that are numbers: PID 1 keeps in mind that a socket was made which is more than local, so that a network in which none
+//! was made is known to be as new (see [`netns::bare`](crate::netns::bare)).
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -17,13 +19,15 @@ use rustix::io::Errno;
 use toolproto::receipt::Denial;
 
 use crate::descriptors;
-use crate::seccomp::{self, call_name};
-use crate::sys::seccomp::{Notification, receive, refuse};
+use crate::seccomp::{self, Program, call_name};
+use crate::sys::seccomp::{Notification, pass, receive, refuse};
 
 /// The most different calls that are told apart; later ones are refused all the same.
 const MOST: usize = 64;
-/// A record in the memfd: number, count, six arguments, all 64 bits.
+/// A record in the memfd: number, count, six arguments, all 64 bits. Before the first is as much room for [`SOCKET_MADE`].
 const RECORD: usize = 64;
+/// Stands first in the memfd once a socket was made.
+const SOCKET_MADE: u8 = 1;
 /// How many arguments are shown: enough for every call that is allowed with some arguments only.
 const SHOWN: usize = 3;
 
@@ -51,6 +55,8 @@ impl Channel {
 #[derive(Debug)]
 pub(crate) struct Recorder<'a> {
     records: BorrowedFd<'a>,
+    program: &'a Program,
+    is_socket_made: bool,
     seen: Vec<Refused>,
 }
 
@@ -62,9 +68,9 @@ struct Refused {
 }
 
 impl<'a> Recorder<'a> {
-    /// A recorder that writes there.
-    pub(crate) const fn new(records: BorrowedFd<'a>) -> Self {
-        Self { records, seen: Vec::new() }
+    /// A recorder that writes there, for processes with this filter.
+    pub(crate) const fn new(records: BorrowedFd<'a>, program: &'a Program) -> Self {
+        Self { records, program, is_socket_made: false, seen: Vec::new() }
     }
 
     /// Answers one notification. The caller of the refused call may have been killed meanwhile.
@@ -74,11 +80,26 @@ impl<'a> Recorder<'a> {
             Err(error) if gone(&error) => return Ok(()),
             Err(error) => return Err(error),
         };
-        self.record(&notification)?;
-        match refuse(listener, notification.id, seccomp::errno_for(notification.call)) {
+        let answered = if self.program.lets_make_socket(notification.call, &notification.arguments) {
+            self.note_socket()?;
+            pass(listener, notification.id)
+        } else {
+            self.record(&notification)?;
+            refuse(listener, notification.id, seccomp::errno_for(notification.call))
+        };
+        match answered {
             Err(error) if !gone(&error) => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Before the socket is there.
+    fn note_socket(&mut self) -> io::Result<()> {
+        if !self.is_socket_made {
+            rustix::io::pwrite(self.records, &[SOCKET_MADE], 0)?;
+            self.is_socket_made = true;
+        }
+        Ok(())
     }
 
     fn record(&mut self, notification: &Notification) -> io::Result<()> {
@@ -95,9 +116,20 @@ impl<'a> Recorder<'a> {
             None => return Ok(()),
         };
         self.seen[index].count += 1;
-        rustix::io::pwrite(self.records, &self.seen[index].encode(), (index * RECORD) as u64)?;
+        rustix::io::pwrite(self.records, &self.seen[index].encode(), place(index))?;
         Ok(())
     }
+}
+
+fn place(record: usize) -> u64 {
+    ((record + 1) * RECORD) as u64
+}
+
+/// Whether a socket was made that is more than local. What cannot be read says nothing against it.
+pub(crate) fn is_socket_made(records: BorrowedFd<'_>) -> bool {
+    let mut made = [0];
+    // Nothing is there when nothing was recorded, and a zero before the first record.
+    !matches!(rustix::io::pread(records, &mut made, 0), Ok(0 | 1) if made[0] != SOCKET_MADE)
 }
 
 fn gone(error: &io::Error) -> bool {
@@ -126,7 +158,7 @@ pub(crate) fn read(records: BorrowedFd<'_>) -> Vec<Denial> {
     let mut refused = Vec::new();
     while refused.len() < MOST {
         let mut record = [0; RECORD];
-        match rustix::io::pread(records, &mut record, (refused.len() * RECORD) as u64) {
+        match rustix::io::pread(records, &mut record, place(refused.len())) {
             Ok(RECORD) => refused.push(Refused::decode(&record)),
             Err(Errno::INTR) => {}
             _ => break,
@@ -166,7 +198,8 @@ mod tests {
     #[test]
     fn records_are_read_as_they_were_written_and_counted_once() {
         let channel = Channel::new().unwrap();
-        let mut recorder = Recorder::new(channel.records.as_fd());
+        let program = Program::compile(&[]).unwrap();
+        let mut recorder = Recorder::new(channel.records.as_fd(), &program);
         let refused = |call, argument| Notification { id: 0, call, arguments: [argument, 2, 3, 4, 5, 6] };
         for _ in 0..3 {
             recorder.record(&refused(libc::SYS_mount, 1)).unwrap();
@@ -176,6 +209,9 @@ mod tests {
         recorder.record(&refused(9999, 0)).unwrap();
         assert_eq!(recorder.seen[0].count, 3);
         assert_eq!(Refused::decode(&recorder.seen[0].encode()), recorder.seen[0]);
+        assert!(!is_socket_made(channel.records.as_fd()));
+        recorder.note_socket().unwrap();
+        assert!(is_socket_made(channel.records.as_fd()));
         let denials = read(channel.records.as_fd());
         let details: Vec<_> = denials.iter().map(|denial| denial.detail.as_str()).collect();
         assert_eq!(details, ["mount", "socket(0x26, 0x2, 0x3)", "number 9999"]);
@@ -185,7 +221,8 @@ mod tests {
     #[test]
     fn the_number_of_records_is_bounded() {
         let channel = Channel::new().unwrap();
-        let mut recorder = Recorder::new(channel.records.as_fd());
+        let program = Program::compile(&[]).unwrap();
+        let mut recorder = Recorder::new(channel.records.as_fd(), &program);
         for argument in 0..1000 {
             recorder.record(&Notification { id: 0, call: libc::SYS_socket, arguments: [argument; 6] }).unwrap();
         }

@@ -22,6 +22,7 @@ use rustix::process::{DumpableBehavior, Signal, WaitOptions, set_dumpable_behavi
 use crate::denials::{Channel, Recorder};
 use crate::descriptors;
 use crate::privileges;
+use crate::seccomp::Program;
 use crate::sys::process::{block_signals, close_even_stdio_except, kill_everyone, signalfd};
 
 /// How often ENDING looks whether somebody is left: such processes are not children of PID 1 and send no signal.
@@ -34,9 +35,9 @@ const SENDER: usize = std::mem::offset_of!(libc::signalfd_siginfo, ssi_pid);
 const NOBODY: [u8; 4] = [0; 4];
 
 /// Runs PID 1 and returns its exit status. `launcher` is a pidfd of the launcher, `channel` brings refused calls and takes
-/// the records.
-pub(crate) fn run(launcher: BorrowedFd<'_>, channel: &Channel, uid: u32, gid: u32) -> i32 {
-    match confine(uid, gid).and_then(|()| watch(launcher, channel)) {
+/// the records, `program` is the tool's filter.
+pub(crate) fn run(launcher: BorrowedFd<'_>, channel: &Channel, program: &Program, (uid, gid): (u32, u32)) -> i32 {
+    match confine(uid, gid).and_then(|()| watch(launcher, channel, program)) {
         Ok(()) => 0,
         Err(error) => error.raw_os_error().unwrap_or(1),
     }
@@ -55,10 +56,10 @@ fn confine(uid: u32, gid: u32) -> io::Result<()> {
     Ok(())
 }
 
-fn watch(launcher: BorrowedFd<'_>, channel: &Channel) -> io::Result<()> {
+fn watch(launcher: BorrowedFd<'_>, channel: &Channel, program: &Program) -> io::Result<()> {
     let signals = signalfd(&[libc::SIGTERM, libc::SIGCHLD])?;
     close_even_stdio_except(&[launcher, signals.as_fd(), channel.init.as_fd(), channel.records.as_fd()])?;
-    let mut refusals = Refusals::new(channel);
+    let mut refusals = Refusals::new(channel, program);
     let mut ending = false;
     loop {
         let mut ready = vec![PollFd::new(&launcher, PollFlags::IN), PollFd::new(&signals, PollFlags::IN)];
@@ -105,8 +106,8 @@ enum From<'a> {
 }
 
 impl<'a> Refusals<'a> {
-    fn new(channel: &'a Channel) -> Self {
-        Self { from: From::Tool(channel.init.as_fd()), recorder: Recorder::new(channel.records.as_fd()) }
+    fn new(channel: &'a Channel, program: &'a Program) -> Self {
+        Self { from: From::Tool(channel.init.as_fd()), recorder: Recorder::new(channel.records.as_fd(), program) }
     }
 
     fn source(&self) -> Option<BorrowedFd<'_>> {

@@ -27,6 +27,7 @@ use crate::cgroup::{Events, Leaf};
 use crate::denials::Channel;
 use crate::mounts::frame::{Age, Frame, Framing, Layout};
 use crate::mounts::{Scratch, make_scratch};
+use crate::netns::bare::Bare;
 use crate::plan::Plan;
 use crate::protocol::LaunchFailure;
 use crate::steps::{RECORD, Report, decode};
@@ -72,6 +73,8 @@ pub struct Running {
     records: OwnedFd,
     scratch: Vec<Scratch>,
     frame: FrameInUse,
+    /// A network that was made ahead, if PID 1 tells whether anybody has used it.
+    network: Option<Bare>,
     /// The tool's namespaces that take long to end, from its exec on: its own end does not wait for theirs.
     namespaces: Vec<OwnedFd>,
     started: Instant,
@@ -144,7 +147,7 @@ pub fn start(plan: Plan, stdio: Stdio, leaf: Option<Leaf>) -> Result<Running, La
     let cgroup = leaf.as_ref().map(AsFd::as_fd);
     let started = Instant::now();
     let first = Birth { new_pid_namespace: true, cgroup };
-    let init = fork(first, || init::run(launcher.as_fd(), &channel, plan.sandbox_id, plan.sandbox_id))
+    let init = fork(first, || init::run(launcher.as_fd(), &channel, &plan.program, (plan.sandbox_id, plan.sandbox_id)))
         .map_err(|error| fail("init", error))?;
     let tool = born_beside(&init, own.as_fd(), Birth { new_pid_namespace: false, cgroup }, || {
         let listener = plan.name_denials.then(|| channel.tool.as_fd());
@@ -166,6 +169,7 @@ pub fn start(plan: Plan, stdio: Stdio, leaf: Option<Leaf>) -> Result<Running, La
             records: channel.records,
             scratch,
             frame: FrameInUse::of(plan.framing, frame.map(|frame| (frame, plan.root.layout))),
+            network: plan.bare.filter(|_| plan.name_denials && plan.program.tells_of_sockets()),
             namespaces: Vec::new(),
             started,
         }),
@@ -358,9 +362,10 @@ impl Running {
     /// What is left of it once it [is gone](Self::is_gone).
     #[must_use]
     pub fn into_remains(self) -> Remains {
+        let network = self.network.filter(|_| !denials::is_socket_made(self.records.as_fd()));
         Remains {
             leaf: self.leaf,
-            frame: self.frame.into_frame(),
+            reusable: Reusable { frame: self.frame.into_frame(), network },
             _namespaces: self.namespaces,
             _scratch: self.scratch,
         }
@@ -372,22 +377,31 @@ impl Running {
 #[derive(Debug)]
 pub struct Remains {
     leaf: Option<Leaf>,
-    frame: Option<Frame>,
+    reusable: Reusable,
     _namespaces: Vec<OwnedFd>,
     _scratch: Vec<Scratch>,
 }
 
 impl Remains {
-    /// Clears it away. Yields the cgroup when that could not be removed, as when a process is stuck in the kernel, and the frame
-    /// of the root, if that is of use.
+    /// Clears it away. Yields the cgroup when that could not be removed, as when a process is stuck in the kernel, and what
+    /// is as new.
     #[must_use]
-    pub fn clear_away(self) -> (Option<Leaf>, Option<Frame>) {
+    pub fn clear_away(self) -> (Option<Leaf>, Reusable) {
         let leaf = self.leaf.filter(|leaf| {
             let removed = leaf.remove();
             removed.inspect_err(|error| tracing::warn!(%error, "leaf set aside")).is_err()
         });
-        (leaf, self.frame)
+        (leaf, self.reusable)
     }
+}
+
+/// What of a sandbox in which no process is left another one may have.
+#[derive(Debug, Default)]
+pub struct Reusable {
+    /// The frame of its root: nobody was in it.
+    pub frame: Option<Frame>,
+    /// Its network: nobody has made a socket in it.
+    pub network: Option<Bare>,
 }
 
 /// The frame of a sandbox's root.
@@ -395,6 +409,8 @@ impl Remains {
 enum FrameInUse {
     /// The tool's process leaves it here, before its exec.
     Coming(OwnedFd, Layout, Age),
+    /// It was entered, and nothing has been executed in its copy yet: if that fails, it may be the frame's fault.
+    Untried(Frame),
     There(Frame),
     Nobodys,
 }
@@ -402,19 +418,20 @@ enum FrameInUse {
 impl FrameInUse {
     fn of(framing: Framing, coming: Option<(OwnedFd, Layout)>) -> Self {
         match (framing, coming) {
-            (Framing::Kept(frame), _) => Self::There(frame),
+            (Framing::Kept(frame), _) => Self::Untried(frame),
             (Framing::Leave(age), Some((from, layout))) => Self::Coming(from, layout, age),
             (Framing::Leave(_) | Framing::Own, _) => Self::Nobodys,
         }
     }
 
-    /// Takes in what has been left.
+    /// The program has been executed: what was left is taken in, and what was entered has proved of use.
     fn take_in(&mut self) {
         *self = match mem::replace(self, Self::Nobodys) {
             // One that cannot be had is made anew.
             Self::Coming(from, layout, age) => {
                 Frame::receive(from.as_fd(), layout, age).ok().flatten().map_or(Self::Nobodys, Self::There)
             }
+            Self::Untried(frame) => Self::There(frame),
             taken => taken,
         };
     }
@@ -422,7 +439,7 @@ impl FrameInUse {
     fn into_frame(self) -> Option<Frame> {
         match self {
             Self::There(frame) => Some(frame),
-            Self::Coming(..) | Self::Nobodys => None,
+            Self::Coming(..) | Self::Untried(_) | Self::Nobodys => None,
         }
     }
 }

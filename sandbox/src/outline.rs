@@ -211,6 +211,7 @@ mod tests {
                     env: &[],
                     tool_folder: Some(Path::new("/srv/tool")),
                     runtime_mounts: &["/opt/runtime".into()],
+                    user: 0,
                     sandbox_id: 1,
                     view: View::Empty,
                     place: Place::Usual,

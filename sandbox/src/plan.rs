@@ -89,6 +89,8 @@ pub struct Inputs<'a> {
     pub tool_folder: Option<&'a Path>,
     /// Further paths of the host that the runtime needs, read-only at their own names.
     pub runtime_mounts: &'a [PathBuf],
+    /// The uid of whose call it is.
+    pub user: u32,
     /// uid and gid of this sandbox, which no other live sandbox has.
     pub sandbox_id: u32,
     /// The workspace.
@@ -118,7 +120,7 @@ pub struct Plan {
     pub(crate) root: Root,
     pub(crate) namespaces: Namespaces,
     pub(crate) network: Option<Furnished>,
-    bare: Option<Bare>,
+    pub(crate) bare: Option<Bare>,
     pub(crate) framing: Framing,
     pub(crate) rlimits: Rlimits,
     pub(crate) landlock: landlock::Abi,
@@ -180,7 +182,7 @@ impl Plan {
             command,
             environment,
             root: Root {
-                layout: Layout { entries, place: inputs.place },
+                layout: Layout { entries, place: inputs.place, user: inputs.user },
                 accounts: Accounts::of(inputs.sandbox_id),
                 scratch,
                 within_scratch,
@@ -217,6 +219,12 @@ impl Plan {
     /// Has the tool enter such a network instead, which was made ahead.
     pub fn enter_network(&mut self, bare: Bare) {
         self.bare = Some(bare);
+    }
+
+    /// The uid of whose call it is.
+    #[must_use]
+    pub fn user(&self) -> u32 {
+        self.root.layout.user
     }
 
     /// What the frame of its root is made of.
@@ -323,9 +331,10 @@ pub(crate) fn entries(inputs: &Inputs<'_>, listings: &Listings) -> io::Result<Ve
     }
     entries.extend(made_files(inputs.network.is_some()));
     for rule in inputs.policy.paths.iter().filter(|rule| rule.access == PathAccess::Hide) {
-        let target = relative(&rule.path);
-        if rule.path.symlink_metadata().is_ok() && is_below_any(&rule.path, &entries) {
-            entries.push(Entry::Hide { target });
+        if let Ok(metadata) = rule.path.symlink_metadata()
+            && is_below_any(&rule.path, &entries)
+        {
+            entries.push(Entry::Hide { file: HostFile::from(&metadata), target: relative(&rule.path) });
         }
     }
     Ok(entries)
@@ -403,9 +412,23 @@ fn made_files(is_let_out: bool) -> Vec<Entry> {
     files.into_iter().map(|(path, content)| Entry::File { target: path.into(), content: content.to_owned() }).collect()
 }
 
+/// Directories of the root itself that may be read, with all that stands in them.
+const OWN_DIRECTORIES: [&str; 5] = ["/etc", "/proc", "/sys", "/var", "/run"];
+/// Links in them.
+const OWN_LINKS: [&str; 2] = ["/var/tmp", "/var/run"];
+
+/// Whether the rule on one of the root's own directories covers a path: a rule holds for all that lies below, also where
+/// something else is mounted (landlock(7)). A link, or a tree of the host, on the way may lead elsewhere.
+fn is_implied(path: &Path, entries: &[Entry]) -> bool {
+    let is_on_the_way = |above: &Path| path != above && path.starts_with(above);
+    OWN_DIRECTORIES.iter().any(|own| is_on_the_way(Path::new(own)))
+        && !OWN_LINKS.iter().any(|link| is_on_the_way(Path::new(link)))
+        && !entries.iter().any(|entry| is_on_the_way(&Path::new("/").join(entry.target())))
+}
+
 /// The Landlock rules that follow from what is mounted.
 pub(crate) fn access(inputs: &Inputs<'_>, entries: &[Entry]) -> landlock::Rules {
-    let mut read: BTreeSet<PathBuf> = ["/etc", "/proc", "/sys", "/var", "/run"].map(PathBuf::from).into();
+    let mut read: BTreeSet<PathBuf> = OWN_DIRECTORIES.map(PathBuf::from).into();
     read.extend(entries.iter().filter_map(|entry| match entry {
         Entry::Bind { target, .. } => Some(Path::new("/").join(target)),
         _ => None,
@@ -416,17 +439,10 @@ pub(crate) fn access(inputs: &Inputs<'_>, entries: &[Entry]) -> landlock::Rules 
     } else {
         write.push(inputs.place.covered_by().to_owned());
     }
-    // A rule holds for all that lies below, also where something else is mounted (landlock(7)). One that another implies costs
-    // as much as any: paths come after those that they begin with.
-    let mut needed: Vec<PathBuf> = Vec::new();
-    for path in read {
-        if !needed.iter().any(|above| path.starts_with(above)) {
-            needed.push(path);
-        }
-    }
+    read.retain(|path| !is_implied(path, entries));
     landlock::Rules {
         list: vec!["/".into()],
-        read: needed,
+        read: read.into_iter().collect(),
         write,
         devices: vec!["/dev".into()],
         tcp: match (&inputs.network, inputs.policy.loopback) {
@@ -457,4 +473,28 @@ fn strings(inputs: &Inputs<'_>) -> Result<(Vec<CString>, Vec<CString>), LaunchFa
 
 fn unusable(message: &str) -> LaunchFailure {
     LaunchFailure { code: Code::LaunchFailed, step: "plan".to_owned(), errno: None, message: message.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_is_implied_only_where_nothing_leads_elsewhere() {
+        let link = |target: &str| Entry::Link { target: target.into(), to: "/srv".into() };
+        let bind = |target: &str| Entry::Bind {
+            source: Path::new("/").join(target),
+            file: HostFile::default(),
+            target: target.into(),
+        };
+        let entries = [link("etc/link"), bind("etc/tree"), bind("opt/tree")];
+        let implied = ["/etc/hosts", "/etc/ssl/certs", "/etc/tree", "/var/lib/x", "/run/x"];
+        let own =
+            ["/etc", "/usr", "/opt/tree/x", "/etc/link/x", "/etc/tree/x", "/var/tmp/x", "/var/run/x", "/etcetera"];
+        for (paths, expected) in [(&implied[..], true), (&own[..], false)] {
+            for path in paths {
+                assert_eq!(is_implied(Path::new(path), &entries), expected, "{path}");
+            }
+        }
+    }
 }

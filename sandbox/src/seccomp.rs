@@ -11,7 +11,8 @@
 //! | refusals | all other calls that are known by name fail with EPERM |
 //! | end | what is left, so every call newer than this program, fails with ENOSYS |
 //!
-//! With a listener, conditions and refusals do not answer themselves: see [`crate::denials`].
+//! With a listener, conditions and refusals do not answer themselves, and it is told of every socket that could reach a
+//! network: see [`crate::denials`].
 //!
 //! clone3 fails with ENOSYS: its flags lie in memory
 //! that no filter can read, and C libraries then use clone.
@@ -80,8 +81,12 @@ const LAUNCH: &[&str] = &["sendmsg", "write", "execve", "exit_group"];
 pub struct Program {
     /// Answers by itself.
     silent: BpfProgram,
-    /// Leaves refusals to a listener.
+    /// Leaves refusals to a listener, and sockets that are not local.
     naming: BpfProgram,
+    /// The conditions under which such a socket may be made: all of one.
+    sockets: Vec<Vec<Condition>>,
+    /// Whether nothing but socket(2) makes such a socket.
+    tells_of_sockets: bool,
 }
 
 impl Program {
@@ -92,10 +97,19 @@ impl Program {
     pub fn compile(allow: &[Allow]) -> Result<Self, CompileError> {
         let architecture = architecture().map_err(CompileError::Filter)?;
         let mut conditional: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+        let mut local_sockets: Vec<SeccompRule> = Vec::new();
+        let mut sockets: Vec<Vec<Condition>> = Vec::new();
         let mut unconditional: BTreeSet<i64> = LAUNCH.iter().filter_map(|name| names::number(name)).collect();
         for permission in allow {
             // A call that this architecture does not have needs no permission.
             let Some(number) = names::number(&permission.call) else { continue };
+            if number == libc::SYS_socket {
+                if permission.conditions.iter().any(|condition| condition.is_first(libc::AF_UNIX as u64)) {
+                    local_sockets.push(rule(&permission.conditions).map_err(CompileError::Filter)?);
+                } else {
+                    sockets.push(permission.conditions.clone());
+                }
+            }
             if permission.conditions.is_empty() {
                 unconditional.insert(number);
             } else {
@@ -117,15 +131,44 @@ impl Program {
         let enosys = SeccompAction::Errno(libc::ENOSYS as u32);
         // Without rules there is only the check of the architecture, which numbers mean nothing without.
         let checked = without_end(compile(BTreeMap::new(), eperm(), SeccompAction::Allow)?);
-        let passing = quick::pass(unconditional.into_iter().filter_map(|number| u32::try_from(number).ok()));
-        let head = [checked, guard(), passing];
-        let mut silent = head.concat();
+        let passing =
+            |allowed: &BTreeSet<i64>| quick::pass(allowed.iter().filter_map(|number| u32::try_from(*number).ok()));
+        let mut silent = [checked.clone(), guard(), passing(&unconditional)].concat();
         silent.extend(without_end(compile(conditional.clone(), eperm(), SeccompAction::Allow)?));
         silent.extend(compile(refused, enosys, eperm())?);
-        let mut naming = head.concat();
+        unconditional.remove(&libc::SYS_socket);
+        conditional.remove(&libc::SYS_socket);
+        if !local_sockets.is_empty() {
+            conditional.insert(libc::SYS_socket, local_sockets);
+        }
+        let mut naming = [checked, guard(), passing(&unconditional)].concat();
         naming.extend(compile(conditional, ASK, SeccompAction::Allow)?);
         ask_a_listener(&mut naming);
-        Ok(Self { silent, naming })
+        Ok(Self { silent, naming, sockets, tells_of_sockets: !allow.iter().any(makes_sockets_untold) })
+    }
+}
+
+impl Program {
+    /// Whether the listener is told of every socket that is more than local.
+    pub(crate) const fn tells_of_sockets(&self) -> bool {
+        self.tells_of_sockets
+    }
+
+    /// Whether this call, of which the listener is told, makes a socket that the silent form would let it make.
+    pub(crate) fn lets_make_socket(&self, call: i64, arguments: &[u64; 6]) -> bool {
+        let holds = |conditions: &Vec<Condition>| conditions.iter().all(|condition| condition.holds(arguments));
+        call == libc::SYS_socket && self.sockets.iter().any(holds)
+    }
+}
+
+/// Whether a permission lets sockets be made that are more than local, by another call than socket(2).
+fn makes_sockets_untold(permission: &Allow) -> bool {
+    let is_local = || permission.conditions.iter().any(|condition| condition.is_first(libc::AF_UNIX as u64));
+    match permission.call.as_str() {
+        // IORING_OP_SOCKET (io_uring_enter(2)) is no call that a filter sees.
+        "io_uring_setup" => true,
+        "socketpair" => !is_local(),
+        _ => false,
     }
 }
 
@@ -187,7 +230,7 @@ pub(crate) fn probe() -> [(Mechanism, Result<(), String>); 2] {
             })?;
             drop(channel.tool);
             let listener = descriptors::receive(channel.init.as_fd())?.pop().ok_or(io::ErrorKind::Unsupported)?;
-            denials::Recorder::new(channel.records.as_fd()).answer(listener.as_fd())?;
+            denials::Recorder::new(channel.records.as_fd(), program).answer(listener.as_fd())?;
             drop(listener);
             let status = rustix::process::waitpid(Some(tool.pid), rustix::process::WaitOptions::empty())?;
             let succeeded = status.is_some_and(|(_, status)| status.exit_status() == Some(0));
@@ -361,7 +404,12 @@ mod tests {
                 let silent = verdict(&program.silent, call);
                 let naming = verdict(&program.naming, call);
                 if naming == libc::SECCOMP_RET_USER_NOTIF {
-                    assert_eq!(silent, RETURN_ERRNO | errno_for(number.into()) as u32, "{call:?}");
+                    let answered = if program.lets_make_socket(number.into(), &call.arguments) {
+                        ALLOW
+                    } else {
+                        RETURN_ERRNO | errno_for(number.into()) as u32
+                    };
+                    assert_eq!(silent, answered, "{call:?}");
                 } else {
                     assert_eq!(silent, naming, "{call:?}");
                 }
@@ -402,6 +450,28 @@ mod tests {
             for (number, arguments) in calls {
                 let call = Call { number, arguments };
                 prop_assert!(!allows(&shorter, call) || allows(&longer, call), "{call:?} of {names:?}");
+            }
+        }
+
+        /// PID 1 lets those sockets be made that the silent form would, and is told of all that are not local.
+        #[test]
+        fn sockets_are_made_as_without_a_listener(
+            names in names_of_policies(),
+            domain in 0_u64..45,
+            kind in 0_u64..8,
+            flags in proptest::sample::select(vec![0_u64, 0o2_000_000, 0o4000, 1 << 32]),
+            protocol in 0_u64..20,
+        ) {
+            for names in [names, vec!["@sockets"], vec!["socket"]] {
+                let program = compiled(&names);
+                let arguments = [domain, kind | flags, protocol, 0, 0, 0];
+                let call = Call { number: libc::SYS_socket as u32, arguments };
+                let is_told = verdict(&program.naming, call) == libc::SECCOMP_RET_USER_NOTIF;
+                let is_local = domain == libc::AF_UNIX as u64;
+                prop_assert!(is_told || is_local, "{:?}", call);
+                if is_told {
+                    prop_assert_eq!(program.lets_make_socket(libc::SYS_socket, &arguments), allows(&program, call), "{:?}", call);
+                }
             }
         }
 

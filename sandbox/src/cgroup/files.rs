@@ -71,16 +71,18 @@ pub(super) fn remove(path: &Path) -> Result<(), CgroupError> {
     fs::remove_dir(path).map_err(|source| CgroupError::Remove { path: path.to_owned(), source })
 }
 
-/// Reads one of the kernel's own files: it says no length, and gives as much at once as there is room for.
+/// Reads one of the kernel's own files, which says no length.
 pub(super) fn read(path: &Path) -> Result<String, CgroupError> {
     let failed = |source| CgroupError::Read { path: path.to_owned(), source };
     let mut file = fs::File::open(path).map_err(failed)?;
     let (mut bytes, mut room) = (Vec::new(), [0; 4096]);
     loop {
-        let length = file.read(&mut room).map_err(failed)?;
-        bytes.extend_from_slice(&room[..length]);
-        if length < room.len() {
-            return String::from_utf8(bytes).map_err(|error| failed(io::Error::other(error)));
+        // Less than there is room for is not the end: the kernel gives whole lines.
+        match file.read(&mut room) {
+            Ok(0) => return String::from_utf8(bytes).map_err(|error| failed(io::Error::other(error))),
+            Ok(length) => bytes.extend_from_slice(&room[..length]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(failed(error)),
         }
     }
 }
@@ -91,4 +93,17 @@ pub(super) fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
         value: value.to_owned(),
         source,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_the_kernel_gives_in_pieces_are_read_whole() {
+        let long = Path::new("/proc/kallsyms");
+        let read = read(long).unwrap();
+        assert!(read.len() > 1 << 16, "it is long");
+        assert_eq!(read.lines().count(), fs::read_to_string(long).unwrap().lines().count());
+    }
 }

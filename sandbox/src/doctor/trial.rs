@@ -35,6 +35,7 @@ pub(super) fn run(host: &Host, catalog: &Catalog, runtime: &Runtime, sandbox_id:
             env: &[],
             tool_folder: None,
             runtime_mounts: &runtime.mounts,
+            user: 0,
             sandbox_id,
             view: View::Empty,
             place: Place::Usual,

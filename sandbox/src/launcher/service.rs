@@ -260,7 +260,9 @@ impl Service {
         let ahead = self.waiting.due(now, self.parts.config.timeouts.warm);
         let postponed = self.waiting.postponed_until(self.is_at_work(), now);
         let network = self.makes_networks(now).then_some(self.quiet_since + QUIET);
-        calls.chain(workers).chain(waiting).chain(ahead).chain(postponed).chain(network).chain(stuck).min()
+        let frame = self.frames.due();
+        let kept = [postponed, network, frame].into_iter().flatten();
+        calls.chain(workers).chain(waiting).chain(ahead).chain(kept).chain(stuck).min()
     }
 
     /// Whether networks are made ahead, once there is time.
@@ -295,6 +297,7 @@ impl Service {
         if self.quiet_since + QUIET <= now && self.makes_networks(now) {
             self.networks.add(Bare::make(), now);
         }
+        self.frames.let_rested_go(now);
         for (mut running, uid) in std::mem::take(&mut self.stuck) {
             running.reap();
             if running.is_gone() {

@@ -6,9 +6,10 @@
 //! ```
 //!
 //! No tool is ever in the namespace of a frame, and nothing in a frame can be written by one. One sandbox at a time has a
-//! copy of it, so two calls never meet at a file of a frame, as they could by locks or inotify.
+//! copy of it, and all that ever have are of one user: who keeps a file of it open beyond the call's end, as by sending the
+//! descriptor out of the sandbox, can learn of no one else's calls.
 //!
-//! Every source on the host is opened before the first mount is made, so nothing that is mounted can hide or replace a
+//! Every source on the host is opened before the host's root is left, so nothing that is mounted can hide or replace a
 //! source, and no path of the host is looked up once the tool's files are in reach.
 
 use std::fs::Metadata;
@@ -17,10 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, StatxAttributes, StatxFlags, chmodat, fstat, makedev, mkdirat, mknodat,
-    openat, statx, symlinkat,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, chmodat, fstat, makedev, mkdirat, mknodat, openat, symlinkat};
 use rustix::io::Errno;
 use rustix::mount::{
     MountAttrFlags, MountFlags, MountPropagationFlags, OpenTreeFlags, UnmountFlags, mount_change, mount_remount,
@@ -29,7 +27,7 @@ use rustix::mount::{
 use rustix::process::{chdir, fchdir, pivot_root};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-use super::{attach, cover, tmpfs};
+use super::{StandIn, attach, cover, tmpfs};
 use crate::descriptors;
 use crate::plan::Place;
 use crate::sys::mount::{Attributes, set_attributes};
@@ -48,13 +46,17 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
     ("ptmx", "pts/ptmx"),
 ];
 
-/// What a frame is made of. Equal layouts make equal frames, as long as nothing is mounted or unmounted on the host.
+/// What a frame is made of, and for whom. Equal layouts make equal frames, as long as nothing is mounted or unmounted on the
+/// host. One thing escapes that: what is mounted in a directory outside that is then moved, with the mount, into one that is
+/// shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// In their order.
     pub(crate) entries: Vec<Entry>,
     /// Where the workspace will stand.
     pub(crate) place: Place,
+    /// The uid of whose calls it is for.
+    pub(crate) user: u32,
 }
 
 /// Something at a place in the root, named without the leading slash.
@@ -85,6 +87,8 @@ pub(crate) enum Entry {
     },
     /// An empty, read-only stand-in for a file or directory below a bind.
     Hide {
+        /// What lies there on the host.
+        file: HostFile,
         /// In the root.
         target: PathBuf,
     },
@@ -97,7 +101,7 @@ impl Entry {
             Self::Bind { target, .. }
             | Self::Link { target, .. }
             | Self::File { target, .. }
-            | Self::Hide { target } => target,
+            | Self::Hide { target, .. } => target,
         }
     }
 }
@@ -171,6 +175,16 @@ pub struct Frame {
 }
 
 impl Frame {
+    #[cfg(test)]
+    pub(crate) fn new(layout: Layout, age: Age, namespace: OwnedFd, root: OwnedFd) -> Self {
+        Self { layout, age, namespace, root }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn user(&self) -> u32 {
+        self.layout.user
+    }
+
     /// Takes in what [`make`] has left; absent when there is nothing.
     pub(crate) fn receive(from: BorrowedFd<'_>, layout: Layout, age: Age) -> io::Result<Option<Self>> {
         let mut received = descriptors::receive(from)?.into_iter();
@@ -212,6 +226,11 @@ pub(super) fn make(layout: &Layout, accounts: &Accounts, left_to: Option<Borrowe
     // Any directory that every host has will do: it is hidden until the pivot, in this mount namespace only.
     attach(&base, Path::new("/proc"))?;
     fchdir(&base)?;
+    pivot_root(".", ".")?;
+    // The old root now lies on top of the new one.
+    unmount(".", UnmountFlags::DETACH)?;
+    // From here on no link leads out.
+    chdir("/")?;
     for directory in ["proc", "sys/fs/cgroup", "run", "var", "tmp"] {
         make_directories(Path::new(directory))?;
     }
@@ -233,10 +252,7 @@ pub(super) fn make(layout: &Layout, accounts: &Accounts, left_to: Option<Borrowe
         Ok::<_, io::Error>((to, [namespace, root]))
     });
     let left = left.transpose()?;
-    pivot_root(".", ".")?;
-    // The old root now lies on top of the new one.
-    unmount(".", UnmountFlags::DETACH)?;
-    chdir("/")?;
+    make_read_only("/dev")?;
     make_read_only("/")?;
     if let Some((to, descriptors)) = left {
         descriptors::send(to, &descriptors.each_ref().map(AsFd::as_fd))?;
@@ -248,14 +264,25 @@ pub(super) fn make(layout: &Layout, accounts: &Accounts, left_to: Option<Borrowe
 /// Hides again, in the caller's copy of a frame, what has come to light: the host has put another file in its place, which
 /// took the cover away in every mount namespace (rename(2), unlink(2)).
 pub(super) fn cover_anew(layout: &Layout) -> io::Result<()> {
+    if !layout.entries.iter().any(|entry| matches!(entry, Entry::Hide { .. })) {
+        return Ok(());
+    }
+    // That something is mounted there says nothing: it may be the host's.
+    let stand_ins = [StandIn::Directory, StandIn::File].map(|stand_in| file_at(Path::new(stand_in.path())));
+    let [directory, file] = stand_ins;
+    let stand_ins = [directory?, file?];
     for entry in &layout.entries {
-        let Entry::Hide { target } = entry else { continue };
-        let found = statx(CWD, target, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)?;
-        if !found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        let Entry::Hide { target, .. } = entry else { continue };
+        if !stand_ins.contains(&file_at(target)?) {
             cover(target)?;
         }
     }
     Ok(())
+}
+
+fn file_at(path: &Path) -> io::Result<HostFile> {
+    let found = rustix::fs::lstat(path)?;
+    Ok(HostFile { device: found.st_dev, inode: found.st_ino })
 }
 
 fn open_own_namespace() -> io::Result<OwnedFd> {
@@ -301,7 +328,7 @@ pub(super) fn place(entry: &Entry, source: Option<Source>) -> io::Result<()> {
             let file = openat(CWD, target, flags, Mode::from_raw_mode(0o644))?;
             io::Write::write_all(&mut std::fs::File::from(file), content.as_bytes())?;
         }
-        Entry::Hide { target } => cover(target)?,
+        Entry::Hide { target, .. } => cover(target)?,
     }
     Ok(())
 }
@@ -322,8 +349,7 @@ fn make_dev() -> io::Result<()> {
     for name in ["pts", "shm"] {
         mkdirat(&devices, name, Mode::from_raw_mode(0o755))?;
     }
-    // Before anything of it covers something else.
-    make_read_only("dev")
+    Ok(())
 }
 
 fn make_read_only(own: &str) -> io::Result<()> {

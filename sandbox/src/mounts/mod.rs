@@ -117,7 +117,7 @@ pub(crate) struct Brought<'a> {
 }
 
 impl<'a> Brought<'a> {
-    /// Opens what is shown of the host besides the frame.
+    /// Opens what is shown of the host besides the frame. What must not be bound (MS_UNBINDABLE) is refused there.
     pub(crate) fn open(root: &Root, scratch: &'a [Scratch], workspace: Option<BorrowedFd<'a>>) -> io::Result<Self> {
         let within_scratch = root.within_scratch.iter().map(Source::open).collect::<io::Result<_>>()?;
         Ok(Self { scratch, within_scratch, workspace })
@@ -210,12 +210,15 @@ enum StandIn {
 }
 
 impl StandIn {
-    fn copy(self) -> io::Result<OwnedFd> {
-        let own = match self {
+    fn path(self) -> &'static str {
+        match self {
             Self::Directory => TERMINALS,
             Self::File => "dev/null",
-        };
-        Ok(open_tree(CWD, own, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?)
+        }
+    }
+
+    fn copy(self) -> io::Result<OwnedFd> {
+        Ok(open_tree(CWD, self.path(), OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?)
     }
 }
 
@@ -227,7 +230,11 @@ fn cover(target: &Path) -> io::Result<()> {
         FileType::Directory => StandIn::Directory,
         _ => StandIn::File,
     };
-    attach(stand_in.copy()?, target)
+    let copy = stand_in.copy()?;
+    if matches!(stand_in, StandIn::Directory) {
+        set_attributes(copy.as_fd(), Attributes::READ_ONLY)?;
+    }
+    attach(copy, target)
 }
 
 /// Covers what is there of [`COVERED`].

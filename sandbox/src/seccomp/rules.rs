@@ -29,6 +29,22 @@ impl Condition {
     pub(super) const fn low_bits(argument: u8, compare: Compare) -> Self {
         Self { argument, low_bits_only: true, compare }
     }
+
+    /// Whether it holds for these arguments.
+    pub(super) fn holds(self, arguments: &[u64; 6]) -> bool {
+        let bits = if self.low_bits_only { u64::from(u32::MAX) } else { u64::MAX };
+        let Some(given) = arguments.get(usize::from(self.argument)).map(|given| given & bits) else { return false };
+        match self.compare {
+            Compare::Equals(value) => given == value & bits,
+            Compare::Differs(value) => given != value & bits,
+            Compare::MaskedEquals(mask, value) => given & mask == value & mask & bits,
+        }
+    }
+
+    /// Whether it holds for this value of its argument only, and its argument is the call's first.
+    pub(super) fn is_first(self, value: u64) -> bool {
+        self.argument == 0 && self.compare == Compare::Equals(value)
+    }
 }
 
 /// Permission for one system call, when all conditions hold.

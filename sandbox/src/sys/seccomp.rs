@@ -8,6 +8,9 @@ use seccompiler::sock_filter;
 
 use super::process::check;
 
+/// SECCOMP_USER_NOTIF_FLAG_CONTINUE.
+const CONTINUE: u32 = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
+
 /// Installs a filter on the calling thread, and on all that it will start. Needs no_new_privs.
 ///
 /// # Errors
@@ -76,12 +79,24 @@ pub(crate) fn receive(listener: BorrowedFd<'_>) -> io::Result<Notification> {
     Ok(Notification { id: received.notification.id, call: data.nr.into(), arguments: data.args })
 }
 
+/// Lets a call be carried out that waits for its answer. Its arguments in memory may be others by then; those in registers
+/// are not, since its thread waits.
+///
+/// # Errors
+/// As seccomp_unotify(2): ENOENT when the caller was killed meanwhile.
+pub(crate) fn pass(listener: BorrowedFd<'_>, id: u64) -> io::Result<()> {
+    answer(listener, libc::seccomp_notif_resp { id, val: 0, error: 0, flags: CONTINUE })
+}
+
 /// Answers a notification with an errno.
 ///
 /// # Errors
 /// As seccomp_unotify(2): ENOENT when the caller was killed meanwhile.
 pub(crate) fn refuse(listener: BorrowedFd<'_>, id: u64, errno: i32) -> io::Result<()> {
-    let mut answer = libc::seccomp_notif_resp { id, val: 0, error: -errno, flags: 0 };
+    answer(listener, libc::seccomp_notif_resp { id, val: 0, error: -errno, flags: 0 })
+}
+
+fn answer(listener: BorrowedFd<'_>, mut answer: libc::seccomp_notif_resp) -> io::Result<()> {
     // SAFETY: the kernel reads a structure that outlives the call.
     check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut answer) })
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-use crate::harness::{Test, clear_away, content, end, sh, wait_for_exec};
+use crate::harness::{Sandbox, Test, clear_away, content, end, sh, wait_for_exec};
 
 pub(crate) const TESTS: &[Test] = &[
     ("frames::a_frame_is_used_again_and_by_one_sandbox_at_a_time", a_frame_is_used_again_and_by_one_sandbox_at_a_time),
@@ -16,6 +16,18 @@ pub(crate) const TESTS: &[Test] = &[
     ("frames::what_is_replaced_on_the_host_is_seen", what_is_replaced_on_the_host_is_seen),
     ("frames::what_is_mounted_on_the_host_is_seen", what_is_mounted_on_the_host_is_seen),
     ("frames::what_is_hidden_stays_so_when_it_is_replaced", what_is_hidden_stays_so_when_it_is_replaced),
+    ("frames::what_is_mounted_on_the_host_and_hidden_stays_so", what_is_mounted_on_the_host_and_hidden_stays_so),
+    ("frames::what_had_a_hidden_name_is_seen_under_another", what_had_a_hidden_name_is_seen_under_another),
+    (
+        "frames::what_is_hidden_behind_a_link_is_hidden_from_the_first_call",
+        what_is_hidden_behind_a_link_is_hidden_from_the_first_call,
+    ),
+    ("frames::each_user_has_frames_of_its_own", each_user_has_frames_of_its_own),
+    (
+        "frames::a_frame_in_which_nothing_was_executed_is_not_used_again",
+        a_frame_in_which_nothing_was_executed_is_not_used_again,
+    ),
+    ("frames::a_runtime_may_need_what_lies_below_dev", a_runtime_may_need_what_lies_below_dev),
 ];
 
 /// On the host, and nowhere that every sandbox has of its own.
@@ -25,8 +37,8 @@ fn place() -> tempfile::TempDir {
     place
 }
 
-/// Names the frame: the file system of its root.
-const FRAME: &str = "stat -c %d /; ";
+/// Names the frame: the file system of its root, and when that was made.
+const FRAME: &str = "stat -c %d-%.9Z /; ";
 
 fn a_frame_is_used_again_and_by_one_sandbox_at_a_time() {
     let place = place();
@@ -154,6 +166,14 @@ fn what_is_mounted_on_the_host_is_seen() {
     }
 }
 
+/// Shows a directory but for one path in it.
+fn hiding(place: &Path, hidden: &Path) -> String {
+    format!(
+        "[[path]]\npath = {place:?}\naccess = \"read\"\nwhy = \"x\"\n\
+         [[path]]\npath = {hidden:?}\naccess = \"hide\"\nwhy = \"x\"\n"
+    )
+}
+
 fn what_is_hidden_stays_so_when_it_is_replaced() {
     let place = place();
     let path = |name: &str| place.path().join(name);
@@ -174,12 +194,6 @@ fn what_is_hidden_stays_so_when_it_is_replaced() {
         fs::write(path("kept"), "a secret\n").unwrap();
         let _ = fs::remove_file(path("secret"));
         fs::hard_link(path("kept"), path("secret")).unwrap();
-        if round % 2 == 1 {
-            fs::rename(path("directory"), path("aside")).unwrap();
-            fs::create_dir(path("directory")).unwrap();
-            fs::write(path("directory/secret"), "").unwrap();
-            fs::remove_dir_all(path("aside")).unwrap();
-        }
         let output = sh("strict", &script).rules(&rules).run();
         let (frame, seen) = output.success().split_once('\n').unwrap();
         assert_eq!(seen, "shown", "round {round}");
@@ -187,4 +201,84 @@ fn what_is_hidden_stays_so_when_it_is_replaced() {
     }
     frames.dedup();
     assert_eq!(frames.len(), 1, "what is tested are later calls of one frame");
+    fs::rename(path("directory"), path("aside")).unwrap();
+    fs::create_dir(path("directory")).unwrap();
+    fs::write(path("directory/secret"), "").unwrap();
+    let output = sh("strict", &script).rules(&rules).run();
+    assert_eq!(output.success().lines().skip(1).collect::<Vec<_>>(), ["shown"]);
+}
+
+fn what_is_mounted_on_the_host_and_hidden_stays_so() {
+    let (real, shown) = (place(), place());
+    let (source, secret) = (real.path().join("secret"), shown.path().join("secret"));
+    fs::write(&source, "a secret").unwrap();
+    fs::write(&secret, "").unwrap();
+    rustix::mount::mount_bind(&source, &secret).unwrap();
+    let mounted = Mounted(&secret);
+    let rules = hiding(shown.path(), &secret);
+    let script = format!("{FRAME} cat {}", secret.display());
+    let mut runs = Vec::new();
+    for _ in 0..3 {
+        runs.push(sh("strict", &script).rules(&rules).run());
+        // What was bound has another file in its place, which takes away all that is mounted on it, but not the bind.
+        fs::write(real.path().join("new"), "new").unwrap();
+        fs::rename(real.path().join("new"), &source).unwrap();
+    }
+    drop(mounted);
+    assert_eq!(runs[0].success().lines().count(), 1);
+    for run in &runs[1..] {
+        // Nothing can be mounted on a file that has no name any more.
+        let failure = run.exit.as_ref().unwrap_err();
+        assert_eq!((failure.step.as_str(), failure.errno), ("mounts", Some(libc::ENOENT)));
+    }
+}
+
+fn what_had_a_hidden_name_is_seen_under_another() {
+    let place = place();
+    let (secret, aside) = (place.path().join("secret"), place.path().join("aside"));
+    let rules = hiding(place.path(), &secret);
+    let script = format!("cat {} {} 2> /dev/null; true", secret.display(), aside.display());
+    let show = || sh("strict", &script).rules(&rules).run().success().to_owned();
+    fs::write(&secret, "once hidden").unwrap();
+    assert_eq!([show(), show()], ["", ""]);
+    fs::rename(&secret, &aside).unwrap();
+    fs::write(&secret, "hidden now").unwrap();
+    assert_eq!([show(), show()], ["once hidden", "once hidden"]);
+}
+
+fn what_is_hidden_behind_a_link_is_hidden_from_the_first_call() {
+    let place = place();
+    fs::create_dir(place.path().join("real")).unwrap();
+    fs::write(place.path().join("real/secret"), "a secret").unwrap();
+    // An absolute link: it must lead to what the sandbox shows, not to the host.
+    symlink(place.path().join("real"), place.path().join("link")).unwrap();
+    let rules = hiding(place.path(), &place.path().join("link/secret"));
+    let script = format!("cat {}/real/secret", place.path().display());
+    for _ in 0..2 {
+        assert_eq!(sh("strict", &script).rules(&rules).run().success(), "");
+    }
+}
+
+fn each_user_has_frames_of_its_own() {
+    let frame = |user| sh("strict", FRAME).user(user).run().success().to_owned();
+    let [first, second] = [frame(1001), frame(1002)];
+    assert_ne!(first, second);
+    assert_eq!([frame(1001), frame(1002)], [first, second]);
+}
+
+fn a_frame_in_which_nothing_was_executed_is_not_used_again() {
+    let before = sh("strict", FRAME).run();
+    assert!(Sandbox::new("strict", &["/no/such/program"]).run().exit.is_err());
+    assert_ne!(sh("strict", FRAME).run().success(), before.success());
+}
+
+fn a_runtime_may_need_what_lies_below_dev() {
+    let place = tempfile::tempdir_in("/dev").unwrap();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(place.path().join("file"), "is there").unwrap();
+    let script = format!("cat {}/file; ! touch {}/other", place.path().display(), place.path().display());
+    for _ in 0..2 {
+        let output = sh("workspace", &script).runtime_mount(place.path()).run();
+        assert_eq!(output.success(), "is there");
+    }
 }

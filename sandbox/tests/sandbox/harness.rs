@@ -17,8 +17,9 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use sandbox::cgroup::{Slice, Tree};
 use sandbox::frames::Frames;
 use sandbox::host::{Host, LimitsMode};
-use sandbox::launch::{Exit, Finished, Running, Status, Stdio, start};
+use sandbox::launch::{Exit, Finished, Reusable, Running, Status, Stdio, start};
 use sandbox::listings::Listings;
+use sandbox::netns::bare::Bares;
 use sandbox::plan::{Inputs, Place, Plan, View};
 use sandbox::policy::{CallLimits, Policy};
 use sandbox::protocol::{LaunchFailure, SliceLimits};
@@ -120,6 +121,8 @@ pub(crate) struct Sandbox {
     limits: Option<CallLimits>,
     host: Host,
     rules: String,
+    makes_network: bool,
+    user: u32,
     pub(crate) without_cgroup: bool,
 }
 
@@ -165,6 +168,8 @@ impl Sandbox {
             limits: None,
             host: host().clone(),
             rules: String::new(),
+            makes_network: false,
+            user: 0,
             without_cgroup: false,
         }
     }
@@ -204,6 +209,18 @@ impl Sandbox {
         self
     }
 
+    /// For a call of this user.
+    pub(crate) fn user(mut self, user: u32) -> Self {
+        self.user = user;
+        self
+    }
+
+    /// With a network that it makes itself.
+    pub(crate) fn making_network(mut self) -> Self {
+        self.makes_network = true;
+        self
+    }
+
     /// Further rules of its policy.
     pub(crate) fn rules(mut self, rules: &str) -> Self {
         self.rules = rules.to_owned();
@@ -238,6 +255,7 @@ impl Sandbox {
                 env: &[],
                 tool_folder: self.tool_folder.as_deref(),
                 runtime_mounts: &self.runtime_mounts,
+                user: self.user,
                 sandbox_id,
                 view: View::Empty,
                 place: Place::Usual,
@@ -259,6 +277,12 @@ impl Sandbox {
         let sandbox_id = 78_000 + number % 1000;
         let mut plan = self.plan(sandbox_id).unwrap();
         frames().provide(&mut plan);
+        if !self.makes_network
+            && plan.makes_bare_network()
+            && let Some(bare) = networks().take(self.user, Instant::now())
+        {
+            plan.enter_network(bare);
+        }
         let leaf = (!self.without_cgroup)
             .then(|| slice().leaf(&format!("call-{number}"), &self.limits_of(&self.policy())).unwrap());
         let (stdin, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
@@ -290,9 +314,15 @@ impl Sandbox {
 
 /// Takes away what a sandbox has left in which nobody is any more.
 pub(crate) fn clear_away(running: Running) {
-    let (leaf, frame) = running.into_remains().clear_away();
+    let (leaf, Reusable { frame, network }) = running.into_remains().clear_away();
     assert!(leaf.is_none(), "the leaf could not be removed");
-    frame.into_iter().for_each(|frame| frames().take_back(frame));
+    frame.into_iter().for_each(|frame| frames().take_back(frame, Instant::now()));
+    network.into_iter().for_each(|network| networks().take_back(network));
+}
+
+fn networks() -> MutexGuard<'static, Bares> {
+    static NETWORKS: OnceLock<Mutex<Bares>> = OnceLock::new();
+    NETWORKS.get_or_init(Mutex::default).lock().unwrap()
 }
 
 /// What sandboxes leave to later ones, as those of a launcher do.

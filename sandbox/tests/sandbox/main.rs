@@ -8,6 +8,7 @@ mod frames;
 mod harness;
 mod lifecycle;
 mod limits;
+mod networks;
 mod policies;
 mod runtimes;
 mod syscalls;
@@ -19,6 +20,7 @@ fn main() -> std::process::ExitCode {
         || frames::TESTS,
         || lifecycle::TESTS,
         limits::selected,
+        || networks::TESTS,
         || policies::TESTS,
         || runtimes::TESTS,
         || syscalls::TESTS,

@@ -10,7 +10,7 @@ use toolproto::ids::{CallId, JobId};
 use toolproto::receipt::WorkspaceChange;
 
 use super::{Service, empty_file};
-use crate::launch::{Remains, Running};
+use crate::launch::{Remains, Reusable, Running};
 use crate::launcher::calls::{End, Left, Output};
 use crate::launcher::grants::{Asked, worker_failure};
 use crate::launcher::program::Sight;
@@ -118,9 +118,11 @@ impl Service {
 
     /// Clears away what a sandbox has left, but for what is of use to the next.
     pub(super) fn clear(&mut self, remains: Remains) {
-        let (leaf, frame) = remains.clear_away();
+        let (leaf, Reusable { frame, network }) = remains.clear_away();
         self.leaves.extend(leaf);
-        frame.into_iter().for_each(|frame| self.frames.take_back(frame));
+        let now = Instant::now();
+        frame.into_iter().for_each(|frame| self.frames.take_back(frame, now));
+        network.into_iter().for_each(|network| self.networks.take_back(network));
     }
 
     /// Clears away what the sandboxes of a job have left.

@@ -295,21 +295,16 @@ impl Service {
     /// Starts the sandbox of a call that has its view and its uid.
     fn start_with(&mut self, id: CallId, view: View, uid: u32) -> Result<(), LaunchFailure> {
         let Some(call) = self.calls.get_mut(&id) else { return Ok(()) };
-        let (Some(resolved), Some(grant)) = (call.resolved.clone(), self.grants.get_mut(&call.job)) else {
-            return Ok(());
-        };
+        let (job, Some(resolved)) = (call.job, call.resolved.clone()) else { return Ok(()) };
+        let Some(user) = self.grants.get(&job).map(|grant| grant.peer.uid) else { return Ok(()) };
         let events = match &call.stdio {
             Some((_, Passed::Events(events))) => events.as_ref(),
             _ => None,
         };
         let (network, sockets) = made_network(&self.parts.host, &resolved)?.unzip();
-        let mut plan = planned(&self.parts, (&resolved, events), uid, view, network)?;
-        self.frames.provide(&mut plan);
-        if plan.makes_bare_network()
-            && let Some(bare) = self.networks.take()
-        {
-            plan.enter_network(bare);
-        }
+        let mut plan = planned(&self.parts, (&resolved, events), (user, uid), view, network)?;
+        self.provide(&mut plan);
+        let (Some(call), Some(grant)) = (self.calls.get_mut(&id), self.grants.get_mut(&job)) else { return Ok(()) };
         call.enforced = mem::take(&mut plan.enforced);
         call.not_enforced = mem::take(&mut plan.not_enforced);
         let leaf = match &self.parts.tree {
@@ -340,6 +335,16 @@ impl Service {
             call.start(running, Instant::now());
         }
         Ok(())
+    }
+
+    /// Gives a sandbox to be what others have left, or what was made ahead.
+    pub(super) fn provide(&mut self, plan: &mut Plan) {
+        self.frames.provide(plan);
+        if plan.makes_bare_network()
+            && let Some(bare) = self.networks.take(plan.user(), Instant::now())
+        {
+            plan.enter_network(bare);
+        }
     }
 
     /// Hands the sockets of a call's network to agentd.
@@ -408,7 +413,7 @@ impl Service {
 pub(super) fn planned(
     parts: &Parts,
     (resolved, events): (&Resolved, Option<&OwnedFd>),
-    uid: u32,
+    (user, uid): (u32, u32),
     view: View,
     network: Option<netns::Furnished>,
 ) -> Result<Plan, LaunchFailure> {
@@ -426,6 +431,7 @@ pub(super) fn planned(
             env: &environment,
             tool_folder: resolved.folder.as_deref(),
             runtime_mounts: &resolved.mounts,
+            user,
             sandbox_id: uid,
             view,
             place: resolved.place,

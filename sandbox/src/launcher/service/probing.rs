@@ -23,6 +23,8 @@ use crate::protocol::{LaunchFailure, SliceLimits};
 
 /// The job of what belongs to none. No id that is generated is this one.
 const NO_JOB: JobId = JobId::from_u128(0);
+/// Whose calls probes are.
+const ROOT: u32 = 0;
 
 impl Service {
     /// Runs a runtime's own probe. It is answered by `Ended`, as a call is.
@@ -54,8 +56,8 @@ impl Service {
         if let Some(call) = self.calls.get_mut(&id) {
             call.sandbox_uid = Some(uid);
         }
-        let mut plan = planned(&self.parts, (resolved, None), uid, View::Empty, None)?;
-        self.frames.provide(&mut plan);
+        let mut plan = planned(&self.parts, (resolved, None), (ROOT, uid), View::Empty, None)?;
+        self.provide(&mut plan);
         let leaf = self.leaf_of_probe(id, resolved)?;
         let (output, (stdout, stderr)) = captured_output(resolved, uid)?;
         let stdin = File::open("/dev/null").map_err(|error| step("output", &error))?.into();

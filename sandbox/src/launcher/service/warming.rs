@@ -131,10 +131,15 @@ impl Service {
         // The tool's end does not block: nobody reads before the call.
         let events = order.is_watched.then(|| pipe(PipeFlags::NONBLOCK)).transpose()?;
         let (events, events_of_tool) = events.unzip();
+        let user = match order.holder {
+            Holder::DirectCalls(user) => Some(user),
+            Holder::Job(job) => self.grants.get(&job).map(|grant| grant.peer.uid),
+        };
+        let user = user.ok_or_else(|| failure(Code::InternalLogicError, "the job has ended".to_owned()))?;
         let (network, sockets) = made_network(&self.parts.host, resolved)?.unzip();
         let view = if order.sees_workspace { View::Later } else { View::Empty };
-        let mut plan = planned(&self.parts, (resolved, events_of_tool.as_ref()), uid, view, network)?;
-        self.frames.provide(&mut plan);
+        let mut plan = planned(&self.parts, (resolved, events_of_tool.as_ref()), (user, uid), view, network)?;
+        self.provide(&mut plan);
         let (enforced, not_enforced) = (mem::take(&mut plan.enforced), mem::take(&mut plan.not_enforced));
         let guarded = plan.guarded().to_vec();
         let leaf = self.leaf_ahead(order.holder, resolved)?;
