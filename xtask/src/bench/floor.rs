@@ -154,7 +154,7 @@ impl Floor {
     }
 }
 
-const ROW: &str = "the kernel's floor of such a launch: each operation alone, p50";
+const ROW: &str = "the kernel's floor of such a launch from nothing: each operation alone, p50";
 
 /// The line of the table.
 pub(super) fn row(floor: &Result<Floor>) -> Row {

@@ -66,7 +66,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Row>> {
             launch::BASE,
         ),
         Row::new(
-            format!("the kernel's floor: its operations of such a launch by {CLIENTS} processes"),
+            format!("the kernel's floor: its operations of such a launch from nothing by {CLIENTS} processes"),
             measured_floor,
             floor_against,
         ),
