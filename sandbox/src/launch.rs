@@ -372,8 +372,8 @@ impl Running {
     }
 }
 
-/// What a sandbox leaves in which no process is left: its cgroup, its mounts, its network, its private file systems. The kernel takes as
-/// long for their end as for that of the processes, and nobody who waits for those need wait for it.
+/// What a sandbox leaves in which no process is left: its cgroup, its mounts, its network, its private file systems. The
+/// kernel takes as long for their end as for that of the processes, and nobody who waits for those need wait for it.
 #[derive(Debug)]
 pub struct Remains {
     leaf: Option<Leaf>,

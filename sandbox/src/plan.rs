@@ -399,7 +399,7 @@ fn is_made(path: &Path) -> bool {
     MADE_FILES.iter().any(|made| Path::new(made) == path)
 }
 
-/// The [`MADE_FILES`](crate::policy::MADE_FILES) that all calls have alike: all but the [`Accounts`].
+/// The [`MADE_FILES`] that all calls have alike: all but the [`Accounts`].
 fn made_files(is_let_out: bool) -> Vec<Entry> {
     let resolver = if is_let_out { format!("nameserver {RESOLVER}\n") } else { String::new() };
     let files = [

@@ -50,18 +50,18 @@ static long check(long result, const char *what) {
 
 /* --- What is decided before anything is measured --- */
 
-/* Directories that every sandbox has a Landlock rule for, besides its binds. /home stands for the workspace, which hosts have not. */
+/* Directories that every sandbox has a Landlock rule for, besides those of its binds that do not lie in one of them. /home
+ * stands for the workspace, which hosts have not. */
 static const char *const RULED[] = {"/", "/etc", "/proc", "/sys", "/var", "/run", "/home", "/tmp", "/dev/shm", "/dev"};
 
-struct rule {
+struct shown {
     const char *path;
     int is_directory;
 };
 
-static char **binds;
-static size_t bind_count;
-static struct rule *rules;
-static size_t rule_count;
+/* Binds, and what has a rule. */
+static struct shown *binds, *rules;
+static size_t bind_count, rule_count;
 /* Directories and links of the host that the new root needs before anything can be bound there, in their order. */
 static char *parents[256];
 static size_t parent_count;
@@ -88,15 +88,25 @@ static void need_parents_of(const char *path) {
     }
 }
 
+/* A rule holds for all that lies below. What lies in / is only listed by its rule. */
+static int has_rule_above(const char *path) {
+    for (size_t i = 1; i < COUNT(RULED); i++) {
+        size_t length = strlen(RULED[i]);
+        if (!strncmp(path, RULED[i], length) && path[length] == '/') return 1;
+    }
+    return 0;
+}
+
 static void plan(char **paths, size_t count) {
-    binds = paths;
     bind_count = count;
+    binds = calloc(count, sizeof *binds);
     rules = calloc(COUNT(RULED) + count, sizeof *rules);
-    if (!rules) fail("calloc");
-    for (size_t i = 0; i < COUNT(RULED); i++) rules[rule_count++] = (struct rule){RULED[i], 1};
+    if (!binds || !rules) fail("calloc");
+    for (size_t i = 0; i < COUNT(RULED); i++) rules[rule_count++] = (struct shown){RULED[i], 1};
     for (size_t i = 0; i < count; i++) {
         need_parents_of(paths[i]);
-        rules[rule_count++] = (struct rule){paths[i], is_directory(paths[i])};
+        binds[i] = (struct shown){paths[i], is_directory(paths[i])};
+        if (!has_rule_above(paths[i])) rules[rule_count++] = binds[i];
     }
     /* Where one is no link, it is among the binds or not there. */
     for (size_t i = 0; i < COUNT(LINKS); i++)
@@ -148,9 +158,9 @@ static void mounts(void) {
     for (size_t i = 0; i < COUNT(LINKS); i++)
         if (*link_targets[i]) check(symlink(link_targets[i], LINKS[i] + 1), LINKS[i]);
     for (size_t i = 0; i < bind_count; i++) {
-        const char *place = binds[i] + 1;
-        int tree = (int)check(open_tree(AT_FDCWD, binds[i], OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE), binds[i]);
-        check(rules[COUNT(RULED) + i].is_directory ? mkdir(place, 0755) : mknod(place, S_IFREG | 0444, 0), place);
+        const char *path = binds[i].path, *place = path + 1;
+        int tree = (int)check(open_tree(AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE), path);
+        check(binds[i].is_directory ? mkdir(place, 0755) : mknod(place, S_IFREG | 0444, 0), place);
         check(move_mount(tree, "", AT_FDCWD, place, MOVE_MOUNT_F_EMPTY_PATH), place);
     }
     /* Once for all that was bound, before there is anything that may be written. */

@@ -268,9 +268,8 @@ pub(super) fn cover_anew(layout: &Layout) -> io::Result<()> {
         return Ok(());
     }
     // That something is mounted there says nothing: it may be the host's.
-    let stand_ins = [StandIn::Directory, StandIn::File].map(|stand_in| file_at(Path::new(stand_in.path())));
-    let [directory, file] = stand_ins;
-    let stand_ins = [directory?, file?];
+    let stand_in = |stand_in: StandIn| file_at(Path::new(stand_in.path()));
+    let stand_ins = [stand_in(StandIn::Directory)?, stand_in(StandIn::File)?];
     for entry in &layout.entries {
         let Entry::Hide { target, .. } = entry else { continue };
         if !stand_ins.contains(&file_at(target)?) {

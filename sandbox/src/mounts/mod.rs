@@ -109,23 +109,22 @@ pub(crate) fn make_scratch(root: &Root) -> io::Result<Vec<Scratch>> {
 
 /// What the caller brings from the host's mounts to a root.
 pub(crate) struct Brought<'a> {
-    /// What [`make_scratch`] made of the same root.
-    pub(crate) scratch: &'a [Scratch],
+    scratch: &'a [Scratch],
     within_scratch: Vec<Option<Source>>,
-    /// A detached mount.
-    pub(crate) workspace: Option<BorrowedFd<'a>>,
+    workspace: Option<BorrowedFd<'a>>,
 }
 
 impl<'a> Brought<'a> {
-    /// Opens what is shown of the host besides the frame. What must not be bound (MS_UNBINDABLE) is refused there.
+    /// Opens what is shown of the host besides the frame. What must not be bound (MS_UNBINDABLE) is refused there. `scratch` is
+    /// what [`make_scratch`] made of the same root, `workspace` a detached mount.
     pub(crate) fn open(root: &Root, scratch: &'a [Scratch], workspace: Option<BorrowedFd<'a>>) -> io::Result<Self> {
         let within_scratch = root.within_scratch.iter().map(Source::open).collect::<io::Result<_>>()?;
         Ok(Self { scratch, within_scratch, workspace })
     }
 }
 
-/// Makes the root in the caller's new mount namespace, and goes there. A frame that was kept, the caller has a copy of already; one that is made now is left
-/// to `left_to`, if that is somebody.
+/// Makes the root in the caller's new mount namespace, and goes there. Of a frame that was kept, the caller has a copy already;
+/// one that is made now is left to `left_to`, if that is somebody.
 pub(crate) fn enter(
     root: &Root,
     (framing, left_to): (&Framing, Option<BorrowedFd<'_>>),
