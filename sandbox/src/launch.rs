@@ -30,6 +30,7 @@ use crate::mounts::{Scratch, make_scratch};
 use crate::netns::bare::Bare;
 use crate::plan::Plan;
 use crate::protocol::LaunchFailure;
+use crate::seccomp::Told;
 use crate::steps::{RECORD, Report, decode};
 pub use crate::steps::{Stdio, Step};
 use crate::sys::clone::{Birth, Child, fork};
@@ -150,13 +151,14 @@ pub fn start(plan: Plan, stdio: Stdio, leaf: Option<Leaf>) -> Result<Running, La
     let init = fork(first, || init::run(launcher.as_fd(), &channel, &plan.program, (plan.sandbox_id, plan.sandbox_id)))
         .map_err(|error| fail("init", error))?;
     let tool = born_beside(&init, own.as_fd(), Birth { new_pid_namespace: false, cgroup }, || {
-        let listener = plan.name_denials.then(|| channel.tool.as_fd());
+        let listener = plan.told().map(|told| (channel.tool.as_fd(), told));
         let frame = frame_of_tool.as_ref().map(AsFd::as_fd);
         steps::run(&plan, &stdio, &scratch, status_of_tool.as_fd(), (listener, frame))
     });
     // The tool's process has much to do, and the launcher nothing that cannot wait.
     rustix::thread::sched_yield();
     let mut init = Process::from(init);
+    let told = plan.told();
     match tool {
         Ok(tool) => Ok(Running {
             init,
@@ -169,7 +171,7 @@ pub fn start(plan: Plan, stdio: Stdio, leaf: Option<Leaf>) -> Result<Running, La
             records: channel.records,
             scratch,
             frame: FrameInUse::of(plan.framing, frame.map(|frame| (frame, plan.root.layout))),
-            network: plan.bare.filter(|_| plan.name_denials && plan.program.tells_of_sockets()),
+            network: plan.bare.filter(|_| told == Some(Told::Sockets)),
             namespaces: Vec::new(),
             started,
         }),

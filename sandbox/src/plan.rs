@@ -24,7 +24,7 @@ use crate::netns::bare::Bare;
 use crate::policy::{CallLimits, MADE_FILES, PathAccess, PathRule, Policy};
 use crate::protocol::LaunchFailure;
 use crate::rlimits::Rlimits;
-use crate::seccomp::Program;
+use crate::seccomp::{Program, Told};
 use crate::steps;
 
 /// The search path inside a sandbox.
@@ -219,6 +219,12 @@ impl Plan {
     /// Has the tool enter such a network instead, which was made ahead.
     pub fn enter_network(&mut self, bare: Bare) {
         self.bare = Some(bare);
+    }
+
+    /// What PID 1 is told of, if it can be: of sockets only where the network may serve again.
+    pub(crate) fn told(&self) -> Option<Told> {
+        let serves_again = self.bare.is_some() && self.program.tells_of_sockets();
+        self.name_denials.then_some(if serves_again { Told::Sockets } else { Told::Refusals })
     }
 
     /// The uid of whose call it is.

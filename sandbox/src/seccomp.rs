@@ -11,8 +11,8 @@
 //! | refusals | all other calls that are known by name fail with EPERM |
 //! | end | what is left, so every call newer than this program, fails with ENOSYS |
 //!
-//! With a listener, conditions and refusals do not answer themselves, and it is told of every socket that could reach a
-//! network: see [`crate::denials`].
+//! With a listener, conditions and refusals do not answer themselves, and where the network may serve again it is told of
+//! every socket that is more than local: see [`crate::denials`].
 //!
 //! clone3 fails with ENOSYS: its flags lie in memory
 //! that no filter can read, and C libraries then use clone.
@@ -76,13 +76,15 @@ pub fn known_names() -> impl Iterator<Item = &'static str> {
 /// What every tool's process calls between the filter and its exec, and at its end.
 const LAUNCH: &[&str] = &["sendmsg", "write", "execve", "exit_group"];
 
-/// A compiled filter, in two forms.
+/// A compiled filter, in three forms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     /// Answers by itself.
     silent: BpfProgram,
-    /// Leaves refusals to a listener, and sockets that are not local.
+    /// Leaves refusals to a listener.
     naming: BpfProgram,
+    /// Leaves to it sockets that are not local, too.
+    telling: BpfProgram,
     /// The conditions under which such a socket may be made: all of one.
     sockets: Vec<Vec<Condition>>,
     /// Whether nothing but socket(2) makes such a socket.
@@ -136,15 +138,25 @@ impl Program {
         let mut silent = [checked.clone(), guard(), passing(&unconditional)].concat();
         silent.extend(without_end(compile(conditional.clone(), eperm(), SeccompAction::Allow)?));
         silent.extend(compile(refused, enosys, eperm())?);
+        let naming = |unconditional: &BTreeSet<i64>, conditional: BTreeMap<_, _>| {
+            let mut program = [checked.clone(), guard(), passing(unconditional)].concat();
+            program.extend(compile(conditional, ASK, SeccompAction::Allow)?);
+            ask_a_listener(&mut program);
+            Ok(program)
+        };
+        let with_all_sockets = naming(&unconditional, conditional.clone())?;
         unconditional.remove(&libc::SYS_socket);
         conditional.remove(&libc::SYS_socket);
         if !local_sockets.is_empty() {
             conditional.insert(libc::SYS_socket, local_sockets);
         }
-        let mut naming = [checked, guard(), passing(&unconditional)].concat();
-        naming.extend(compile(conditional, ASK, SeccompAction::Allow)?);
-        ask_a_listener(&mut naming);
-        Ok(Self { silent, naming, sockets, tells_of_sockets: !allow.iter().any(makes_sockets_untold) })
+        Ok(Self {
+            silent,
+            naming: with_all_sockets,
+            telling: naming(&unconditional, conditional)?,
+            sockets,
+            tells_of_sockets: !allow.iter().any(makes_sockets_untold),
+        })
     }
 }
 
@@ -175,12 +187,25 @@ fn makes_sockets_untold(permission: &Allow) -> bool {
 /// Proof that the calling process is confined: made by installing the filter, which is the last restriction.
 pub(crate) struct Confined(());
 
+/// What a listener is told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// Of what is refused.
+    Refusals,
+    /// And of sockets that are more than local.
+    Sockets,
+}
+
 /// Installs the filter on the calling process. Needs no_new_privs. `listener` is the tool's end of a
 /// [`Channel`](denials::Channel).
-pub(crate) fn install(program: &Program, listener: Option<BorrowedFd<'_>>) -> io::Result<Confined> {
+pub(crate) fn install(program: &Program, listener: Option<(BorrowedFd<'_>, Told)>) -> io::Result<Confined> {
     match listener {
-        Some(socket) => {
-            let listener = sys::seccomp::install_with_listener(&program.naming)?;
+        Some((socket, told)) => {
+            let form = match told {
+                Told::Refusals => &program.naming,
+                Told::Sockets => &program.telling,
+            };
+            let listener = sys::seccomp::install_with_listener(form)?;
             descriptors::send(socket, &[listener.as_fd()])?;
         }
         None => sys::seccomp::install(&program.silent)?,
@@ -225,7 +250,7 @@ pub(crate) fn probe() -> [(Mechanism, Result<(), String>); 2] {
             let tool = fork(Birth::default(), || {
                 let confined = rustix::thread::set_no_new_privs(true)
                     .map_err(io::Error::from)
-                    .and_then(|()| install(program, Some(channel.tool.as_fd())).map(drop));
+                    .and_then(|()| install(program, Some((channel.tool.as_fd(), Told::Sockets))).map(drop));
                 i32::from(confined.and_then(|()| is_refused()).is_err())
             })?;
             drop(channel.tool);
@@ -380,7 +405,7 @@ mod tests {
     #[test]
     fn no_number_counts_on_another_architecture() {
         let program = compiled(&["@base", "@files"]);
-        for form in [&program.silent, &program.naming] {
+        for form in [&program.silent, &program.naming, &program.telling] {
             for number in (0..600).chain([X32 + 1, u32::MAX]) {
                 let call = Call { number, arguments: [0; 6] };
                 assert_eq!(verdict_on(form, I386, call), libc::SECCOMP_RET_KILL_PROCESS, "{number}");
@@ -396,23 +421,27 @@ mod tests {
     }
 
     #[test]
-    fn the_two_forms_agree() {
+    fn the_forms_agree() {
         let program = compiled(&["@base", "@files", "@processes", "@ipc", "@sockets"]);
         for number in 0..600 {
             for argument in [0, 1, 2, 16, 38, 40, 0x5412, libc::CLONE_NEWUSER as u64] {
                 let call = Call { number, arguments: [argument; 6] };
                 let silent = verdict(&program.silent, call);
-                let naming = verdict(&program.naming, call);
-                if naming == libc::SECCOMP_RET_USER_NOTIF {
-                    let answered = if program.lets_make_socket(number.into(), &call.arguments) {
-                        ALLOW
+                for form in [&program.naming, &program.telling] {
+                    let verdict = verdict(form, call);
+                    if verdict == libc::SECCOMP_RET_USER_NOTIF {
+                        let answered = if program.lets_make_socket(number.into(), &call.arguments) {
+                            ALLOW
+                        } else {
+                            RETURN_ERRNO | errno_for(number.into()) as u32
+                        };
+                        assert_eq!(silent, answered, "{call:?}");
                     } else {
-                        RETURN_ERRNO | errno_for(number.into()) as u32
-                    };
-                    assert_eq!(silent, answered, "{call:?}");
-                } else {
-                    assert_eq!(silent, naming, "{call:?}");
+                        assert_eq!(silent, verdict, "{call:?}");
+                    }
                 }
+                let is_told = verdict(&program.naming, call) == libc::SECCOMP_RET_USER_NOTIF;
+                assert!(!is_told || silent != ALLOW, "{call:?}");
             }
         }
     }
@@ -466,7 +495,7 @@ mod tests {
                 let program = compiled(&names);
                 let arguments = [domain, kind | flags, protocol, 0, 0, 0];
                 let call = Call { number: libc::SYS_socket as u32, arguments };
-                let is_told = verdict(&program.naming, call) == libc::SECCOMP_RET_USER_NOTIF;
+                let is_told = verdict(&program.telling, call) == libc::SECCOMP_RET_USER_NOTIF;
                 let is_local = domain == libc::AF_UNIX as u64;
                 prop_assert!(is_told || is_local, "{:?}", call);
                 if is_told {

@@ -17,7 +17,7 @@ use rustix::thread::{ThreadNameSpaceType, move_into_thread_name_spaces};
 use crate::mounts::frame::Framing;
 use crate::mounts::{Brought, Scratch};
 use crate::plan::{Plan, View};
-use crate::seccomp::Confined;
+use crate::seccomp::{Confined, Told};
 use crate::sys::process::{close_all_except, execve, reset_signals, set_stdio};
 use crate::{landlock, mounts, privileges, rlimits, seccomp};
 
@@ -110,7 +110,7 @@ pub(crate) fn run(
     stdio: &Stdio,
     scratch: &[Scratch],
     status: BorrowedFd<'_>,
-    (listener, frame): (Option<BorrowedFd<'_>>, Option<BorrowedFd<'_>>),
+    (listener, frame): (Option<(BorrowedFd<'_>, Told)>, Option<BorrowedFd<'_>>),
 ) -> i32 {
     let Err(Failed { step, errno }) = confine_and_exec(plan, stdio, scratch, status, (listener, frame));
     // If the launcher has gone there is nobody to tell.
@@ -135,10 +135,10 @@ fn confine_and_exec(
     stdio: &Stdio,
     scratch: &[Scratch],
     status: BorrowedFd<'_>,
-    (listener, frame): (Option<BorrowedFd<'_>>, Option<BorrowedFd<'_>>),
+    (listener, frame): (Option<(BorrowedFd<'_>, Told)>, Option<BorrowedFd<'_>>),
 ) -> Result<Infallible, Failed> {
     let [events, gate] = [&stdio.events, &stdio.gate].map(|one| one.as_ref().map(AsFd::as_fd));
-    let kept: Vec<_> = [Some(status), listener, events, gate].into_iter().flatten().collect();
+    let kept: Vec<_> = [Some(status), listener.map(|(socket, _)| socket), events, gate].into_iter().flatten().collect();
     let workspace = match &plan.view {
         View::Empty | View::Later => None,
         View::Tree(tree) => Some(tree.as_fd()),
