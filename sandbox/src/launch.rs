@@ -398,7 +398,7 @@ impl Remains {
 }
 
 /// What of a sandbox in which no process is left another one may have.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Reusable {
     /// The frame of its root: nobody was in it.
     pub frame: Option<Frame>,

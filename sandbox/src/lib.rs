@@ -16,6 +16,7 @@
 //! | `steps` | the child's steps between clone and exec, in their one order |
 //! | `init` | PID 1 of each sandbox |
 //! | [`cgroup`], `namespaces`, `mounts`, [`landlock`], [`seccomp`], `privileges`, `rlimits` | one mechanism each |
+//! | [`file_identity`] | which file it is |
 //! | [`frames`] | parts of roots that one call leaves to the next |
 //! | [`egress`] | which hosts a call may be let out to |
 //! | [`netns`] | a network of a call's own, with a place for each listed host |
@@ -36,6 +37,7 @@ mod denials;
 mod descriptors;
 pub mod doctor;
 pub mod egress;
+pub mod file_identity;
 pub mod frames;
 pub mod host;
 mod init;

@@ -13,10 +13,11 @@ use toolproto::code::Code;
 use toolproto::manifest::{LATE_WORKSPACE, WORKSPACE};
 
 use crate::egress::RESOLVER;
+use crate::file_identity::FileIdentity;
 use crate::host::{Host, LimitsMode, Mechanism};
 use crate::landlock::{self, Tcp};
 use crate::listings::Listings;
-use crate::mounts::frame::{Accounts, Entry, Framing, HostFile, Layout};
+use crate::mounts::frame::{Accounts, Entry, Framing, Layout};
 use crate::mounts::{Root, ScratchPlace};
 use crate::namespaces::Namespaces;
 use crate::netns::Furnished;
@@ -332,7 +333,7 @@ pub(crate) fn entries(inputs: &Inputs<'_>, listings: &Listings) -> io::Result<Ve
     }
     if let Some(folder) = inputs.tool_folder {
         // One that is not there is missed when it is opened.
-        let file = folder.symlink_metadata().as_ref().map(HostFile::from).unwrap_or_default();
+        let file = folder.symlink_metadata().as_ref().map(FileIdentity::from).unwrap_or_default();
         entries.push(Entry::Bind { source: folder.to_owned(), file, target: "tool".into() });
     }
     entries.extend(made_files(inputs.network.is_some()));
@@ -340,7 +341,7 @@ pub(crate) fn entries(inputs: &Inputs<'_>, listings: &Listings) -> io::Result<Ve
         if let Ok(metadata) = rule.path.symlink_metadata()
             && is_below_any(&rule.path, &entries)
         {
-            entries.push(Entry::Hide { file: HostFile::from(&metadata), target: relative(&rule.path) });
+            entries.push(Entry::Hide { file: FileIdentity::from(&metadata), target: relative(&rule.path) });
         }
     }
     Ok(entries)
@@ -388,7 +389,7 @@ fn mirror(path: &Path) -> io::Result<Option<Entry>> {
     Ok(Some(if metadata.is_symlink() {
         Entry::Link { target, to: fs::read_link(path)? }
     } else {
-        Entry::Bind { source: path.to_owned(), file: HostFile::from(&metadata), target }
+        Entry::Bind { source: path.to_owned(), file: FileIdentity::from(&metadata), target }
     }))
 }
 
@@ -490,7 +491,7 @@ mod tests {
         let link = |target: &str| Entry::Link { target: target.into(), to: "/srv".into() };
         let bind = |target: &str| Entry::Bind {
             source: Path::new("/").join(target),
-            file: HostFile::default(),
+            file: FileIdentity::default(),
             target: target.into(),
         };
         let entries = [link("etc/link"), bind("etc/tree"), bind("opt/tree")];

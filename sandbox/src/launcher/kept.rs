@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use toolproto::digest::Digest;
 use toolproto::ids::JobId;
 
-use super::peer::FileIdentity;
+use crate::file_identity::FileIdentity;
 use crate::protocol::SliceLimits;
 
 /// The directory below the launcher's own.

@@ -12,25 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
-/// A file by what cannot be forged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileIdentity {
-    /// The file system.
-    pub device: u64,
-    /// The inode.
-    pub inode: u64,
-}
-
-impl FileIdentity {
-    /// Of an open descriptor, without asking a slow file system's server.
-    ///
-    /// # Errors
-    /// As statx(2).
-    pub fn of(fd: BorrowedFd<'_>) -> Result<Self, Errno> {
-        let found = rustix::fs::fstat(fd)?;
-        Ok(Self { device: found.st_dev, inode: found.st_ino })
-    }
-}
+use crate::file_identity::FileIdentity;
 
 /// Who asks.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-use super::peer::FileIdentity;
+use crate::file_identity::FileIdentity;
 
 /// More directories above each other than any path has (PATH_MAX is 4096 bytes).
 const DEEPEST: usize = 4096;

@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, Gid, Mode, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::peer::FileIdentity;
+use crate::file_identity::FileIdentity;
 use crate::trusted::{Owners, TrustError, TrustedDir};
 
 /// Connections that wait to be accepted.

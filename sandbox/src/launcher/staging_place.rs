@@ -20,10 +20,11 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use serde::{Deserialize, Serialize};
 use toolproto::ids::{CallId, JobId};
 
-use super::peer::{FileIdentity, Peer};
+use super::peer::Peer;
 use super::roots;
 use super::state_dir::StateDir;
 use crate::config;
+use crate::file_identity::FileIdentity;
 use crate::workspace::Owner;
 use crate::workspace::staging::{self, StagingError, WorkspaceStaging};
 

@@ -12,10 +12,8 @@
 //! Every source on the host is opened before the host's root is left, so nothing that is mounted can hide or replace a
 //! source, and no path of the host is looked up once the tool's files are in reach.
 
-use std::fs::Metadata;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, chmodat, fstat, makedev, mkdirat, mknodat, openat, symlinkat};
@@ -29,6 +27,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 
 use super::{StandIn, attach, cover, tmpfs};
 use crate::descriptors;
+use crate::file_identity::FileIdentity;
 use crate::plan::Place;
 use crate::sys::mount::{Attributes, set_attributes};
 use crate::sys::process::unshare;
@@ -67,7 +66,7 @@ pub(crate) enum Entry {
         /// On the host.
         source: PathBuf,
         /// What lies there: another file of this name makes another frame.
-        file: HostFile,
+        file: FileIdentity,
         /// In the root.
         target: PathBuf,
     },
@@ -88,7 +87,7 @@ pub(crate) enum Entry {
     /// An empty, read-only stand-in for a file or directory below a bind.
     Hide {
         /// What lies there on the host.
-        file: HostFile,
+        file: FileIdentity,
         /// In the root.
         target: PathBuf,
     },
@@ -103,19 +102,6 @@ impl Entry {
             | Self::File { target, .. }
             | Self::Hide { target, .. } => target,
         }
-    }
-}
-
-/// Which file of the host it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct HostFile {
-    device: u64,
-    inode: u64,
-}
-
-impl From<&Metadata> for HostFile {
-    fn from(metadata: &Metadata) -> Self {
-        Self { device: metadata.dev(), inode: metadata.ino() }
     }
 }
 
@@ -149,10 +135,9 @@ impl Accounts {
 }
 
 /// How a sandbox comes by the frame of its root.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) enum Framing {
     /// It makes one, which ends with it.
-    #[default]
     Own,
     /// It makes one, which it leaves to others.
     Leave(Age),
@@ -279,9 +264,8 @@ pub(super) fn cover_anew(layout: &Layout) -> io::Result<()> {
     Ok(())
 }
 
-fn file_at(path: &Path) -> io::Result<HostFile> {
-    let found = rustix::fs::lstat(path)?;
-    Ok(HostFile { device: found.st_dev, inode: found.st_ino })
+fn file_at(path: &Path) -> io::Result<FileIdentity> {
+    Ok(FileIdentity::from(&rustix::fs::lstat(path)?))
 }
 
 fn open_own_namespace() -> io::Result<OwnedFd> {
@@ -304,7 +288,7 @@ impl Source {
         set_attributes(tree.as_fd(), Attributes::CUT_OFF)?;
         let found = fstat(&tree)?;
         let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
-        let is_as_planned = *file == HostFile { device: found.st_dev, inode: found.st_ino };
+        let is_as_planned = *file == FileIdentity::from(&found);
         Ok(Some(Self { tree, is_directory, is_as_planned }))
     }
 }

@@ -41,7 +41,7 @@ impl Bare {
     }
 }
 
-/// Those that were made ahead.
+/// Those that were made ahead, and those that calls have left.
 #[derive(Debug, Default)]
 pub struct Bares {
     made: Vec<Bare>,

@@ -9,10 +9,11 @@ use toolproto::digest::Digest;
 use toolproto::ids::{CallId, JobId};
 
 use super::Service;
+use crate::file_identity::FileIdentity;
 use crate::launcher::evidence::Chain;
 use crate::launcher::grants::{Grant, Phase, Readmitted, Sharing, Workspace, worker_failure};
 use crate::launcher::kept::{Durable, Kept, KeptWorkspace};
-use crate::launcher::peer::{FileIdentity, Peer};
+use crate::launcher::peer::Peer;
 use crate::launcher::roots::Roots;
 use crate::launcher::starts;
 use crate::launcher::warm::Holder;

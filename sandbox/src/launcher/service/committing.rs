@@ -17,8 +17,8 @@ use toolproto::ids::{CallId, JobId};
 use toolproto::receipt::{Denial, WorkspaceChange, WorkspaceState};
 
 use super::Service;
+use crate::file_identity::FileIdentity;
 use crate::launcher::grants::{Asked, worker_failure};
-use crate::launcher::peer::FileIdentity;
 use crate::launcher::staging_place::CallNote;
 use crate::policy::ProtectRule;
 use crate::protocol::{Application, ApplyFailure, FromLauncher};
